@@ -16,11 +16,12 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help venv jars services trino hudi lint test test-all demo bench lock
+.PHONY: help venv jars services trino hudi lint test test-fast test-all durations demo bench lock
 
 help:
 	@echo "make demo      Star Schema Benchmark through Spark on a server of its own (SCALE=0.1 KEEP=1)"
 	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
+	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
 	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
 	@echo "make lock      requirements.lock anew from pyproject.toml"
 
@@ -98,11 +99,19 @@ lint: venv
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+# Three processes for two cores: two of them wait for the JVMs of Spark and Trino for much of their time.
+WORKERS ?= 3
 test: venv jars services $(if $(JAVA25_FOUND),trino)
-	$(PY) -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) -m "not slow" --durations=15 $(PYTEST_ARGS)
+
+test-fast: venv
+	$(PY) -m pytest -n 2 -m "not slow" --tier unit --durations=5 $(PYTEST_ARGS)
+
+durations: PYTEST_ARGS += --keep-durations
+durations: test
 
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
-	TEST_EXPLORE=1 $(PY) -m pytest -n 2 $(PYTEST_ARGS)
+	TEST_EXPLORE=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 demo: venv jars
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo

@@ -12,4 +12,4 @@ from tests.seeds import settle  # noqa: E402 - after the settings above
 
 settle()
 
-pytest_plugins = ["tests.services.fixtures", "tests.services.spread"]
+pytest_plugins = ["tests.services.fixtures", "tests.tiers.durations", "tests.tiers.marks", "tests.tiers.spread"]

@@ -44,7 +44,7 @@ async def take_grant(store: PointerStore) -> None:
 
 async def read_on(answer: aiohttp.ClientResponse) -> bytes:
     """Until the server ends it."""
-    return await asyncio.wait_for(answer.content.read(), 30)
+    return await asyncio.wait_for(answer.content.read(), 60)
 
 
 @pytest.mark.parametrize(("end", "said"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])

@@ -118,7 +118,7 @@ async def test_damage_far_away_is_no_wrong_answer_and_is_put_aside(served: Runni
         await asyncio.sleep(0.01)
     found = await asking
     assert found == (None, False) if kind == "bitmap" else not all(found)
-    for _ in range(100):
+    for _ in range(1000):
         shown = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
         if shown["quarantined"]:
             break

@@ -15,7 +15,7 @@ from metaserver.errors import StorageError
 from metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
 from tests.api.standard import PLANNING, operations
-from tests.server.rig import running
+from tests.server.rig import LateClock, running
 
 T = "/v1/namespaces/db/tables"
 V = "/v1/namespaces/db/views"
@@ -272,8 +272,9 @@ async def test_a_key_outlives_the_server(tmp_path: Path) -> None:
 
 
 async def test_an_expired_key_is_a_new_one(tmp_path: Path) -> None:
-    async with running(tmp_path, idempotency_ttl_s=1) as server:
+    clock = LateClock()
+    async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
         api, key = Api(server), new_key()
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 200
-        await asyncio.sleep(1.1)
+        clock.ahead_ms += 601_000
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 409

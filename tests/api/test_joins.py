@@ -266,7 +266,7 @@ async def test_an_index_that_is_far_away_leaves_nothing_out_by_keys_until_it_is_
         answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
         assert (answer["files"], answer["complete"]) == (20, False)
         storage.let_go()
-        for _ in range(100):
+        for _ in range(1000):
             answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
             if answer["complete"]:
                 break

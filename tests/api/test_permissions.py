@@ -226,7 +226,7 @@ async def _stream_of(house: House, who: str, path: str) -> bytes:
     """What an event stream has sent once it has told of the rename."""
     headers = {"Authorization": f"Bearer {house.secret_of(who)}", "Accept": "text/event-stream"}
     server, body = house.api.server, b""
-    async with asyncio.timeout(30), server.http.get(server.url + path, headers=headers) as answer:
+    async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
         while b"rename" not in body or not body.endswith(b"\n\n"):
             body += await answer.content.readany()
     return body
@@ -234,7 +234,7 @@ async def _stream_of(house: House, who: str, path: str) -> bytes:
 
 async def _until(ask: Callable[[], Any]) -> int:
     """The status once it is no longer 403: grants may be cached for a moment."""
-    for _ in range(100):
+    for _ in range(1000):
         status = (await ask()).status
         if status != 403:
             return int(status)

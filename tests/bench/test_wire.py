@@ -124,7 +124,7 @@ async def test_a_worker_is_sent_the_answers_and_stops_at_the_deadline() -> None:
         sample = await drive(target(port), [worker()], seconds=0.05)
     assert set(seen) == {b"ok"}
     assert len(sample.latencies_ms) == len(seen)
-    assert 0.05 <= sample.elapsed_s < 5
+    assert sample.elapsed_s >= 0.05
 
 
 async def test_servers_are_measured_in_turns_there_and_back() -> None:

@@ -74,7 +74,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack[memoryview]]:
 
 
 async def settled(stack: Stack[memoryview]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while stack.stats().pending_bytes:
             await asyncio.sleep(0.005)
     stack.check_invariants()
@@ -250,7 +250,7 @@ async def test_a_caller_that_gives_up_leaves_no_claim_behind(tmp_path: Path) -> 
     stack, source = make(tmp_path / "cache", claims=claims), Source()
     source.gate = asyncio.Event()
     caller = asyncio.create_task(stack.get("k", source.of("k"), same))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not source.fetched:
             await asyncio.sleep(0.001)
     assert not claims.take("k"), "the stack holds it while it fetches"
@@ -314,7 +314,7 @@ def test_processes_that_need_the_same_keys_fetch_each_once_between_them(tmp_path
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        outputs.append(int(process.communicate(timeout=60)[0]))
+        outputs.append(int(process.communicate(timeout=120)[0]))
         assert process.returncode == 0
     assert sum(outputs) == 20, outputs
 

@@ -27,16 +27,18 @@ async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(
         await first
         assert {one.status for one in await asyncio.gather(*others)} == {409}
 
+        taken = 0
+
         async def take_all_turns() -> None:
+            nonlocal taken
             for number in range(CHANGES):
                 await asyncio.sleep(0.7)
                 producer = {"id": f"p{number}", "sequence": 1}
                 assert (await lake.send({"change-id": f"c{number}", "producer": producer})).status == 200
+                taken += 1
 
         holding = asyncio.create_task(take_all_turns())
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         await lake.append([(1, 0, "a")])
-        waited_s = loop.time() - began_s
+        taken_before = taken
         await holding
-        assert waited_s < 2.8  # seconds; one turn, and what the append itself takes on a busy machine
+        assert taken_before < CHANGES - 1  # a turn is as long as one or two changes take

@@ -28,6 +28,7 @@ from tests.connector.test_buckets import bucket
 from tests.connector.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, files_of, held, rows
 from tests.connector.test_upserts_at_once import meanwhile
 from tests.connector.test_upserts_history import Step, in_model
+from tests.waits import block_until
 
 DOUBLINGS = (16, 32, 64)
 
@@ -78,6 +79,15 @@ class Writers:
                 return
             time.sleep(0.01)
         raise AssertionError("the writers stand still")
+
+    def wait_for_both(self, steps: int) -> None:
+        """Until there are so many steps of either writer."""
+
+        def taken() -> bool:
+            appends = sum(one.step.kind == "append" for one in list(self.taken.values()))
+            return min(appends, len(self.taken) - appends) >= steps
+
+        block_until(lambda: taken() or self.stop.is_set())
 
 
 def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
@@ -186,6 +196,7 @@ def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
         running = [pool.submit(writers.run, *changing(seed, mode)), pool.submit(writers.run, *adding(seed))]
         try:
             double(client, writers)
+            writers.wait_for_both(4)
         finally:
             writers.stop.set()
         counts = [one.result(60) for one in running]

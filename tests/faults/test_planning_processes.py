@@ -65,7 +65,7 @@ def planned(server: Seamark, filter: Any = True, *, name: str = "t", **more: Any
 
 def decoded(server: Seamark) -> int:
     """Of all workers alive, as of the last second."""
-    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
         found = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
     return int(float(found[1])) if found else 0
 

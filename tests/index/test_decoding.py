@@ -66,7 +66,7 @@ async def test_processes_make_the_same_blocks_while_many_are_wanted_and_end_then
         assert 1 <= len(helpers()) <= THREADS
         await until_asked(decoders)
     asked = decoders.by_processes
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while helpers():
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]

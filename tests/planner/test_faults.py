@@ -93,7 +93,7 @@ async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tm
 
 async def _let_go(planner: Planner) -> None:
     """Waits until no block is alive: a thread that has just read one may hold it for a moment."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while planner.stats().live_bytes:
             await asyncio.sleep(0.001)
 

@@ -95,7 +95,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.01)
 
@@ -422,7 +422,7 @@ async def test_a_plan_that_asks_by_rows_from_afar_waits_no_longer_than_it_was_to
         return b""
 
     monkeypatch.setattr(storage, "read_range", never)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         scan = await rig.scan(planning, both(eq(12), eq(14)))
     assert (numbers_of(scan), scan.complete) == ([1], False)
     assert len(storage.ranges) == asked + 1

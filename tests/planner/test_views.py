@@ -28,6 +28,7 @@ from tests.api.planned import append, file_of
 from tests.planner.manifests import Manifest
 from tests.planner.tables import Table, Watched, between, numbers, numbers_of, on_day, planning
 from tests.server.rig import running
+from tests.waits import until
 
 DAYS, PER_DAY = 8, 10
 
@@ -156,7 +157,7 @@ async def test_when_all_have_given_up_the_next_begins_anew(tmp_path: Path) -> No
     async with planning(tmp_path, wrap) as planner:
         watched[0].hold = "m3.avro"
         waiting = [asyncio.create_task(numbers(planner, table.metadata)) for _ in range(3)]
-        await asyncio.sleep(0.02)
+        await until(lambda: watched[0].held)
         for one in waiting:
             one.cancel()
         watched[0].let_go()

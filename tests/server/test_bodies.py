@@ -28,6 +28,7 @@ from metaserver.store.open import open_store
 from metaserver.store.port import Grant
 from tests.server.rig import Running, running
 from tests.server.test_connections import Wire
+from tests.waits import until
 
 ROLES = {"rita": "reader", "ron": "reader", "wendy": "writer", "root": "admin", "nobody": ""}
 TABLE = "/v1/namespaces/db/tables/t"
@@ -55,7 +56,15 @@ class Logins:
 @pytest.fixture
 async def logins(tmp_path: Path) -> AsyncIterator[Logins]:
     secrets = await make_tokens(tmp_path)
-    async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=2) as server:
+    async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=120) as server:
+        yield Logins(server, secrets)
+
+
+@pytest.fixture
+async def hurried_logins(tmp_path: Path) -> AsyncIterator[Logins]:
+    """Logins of a server that waits for bodies for a short time."""
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", requests_limit=8, body_timeout_s=3) as server:
         yield Logins(server, secrets)
 
 
@@ -135,7 +144,8 @@ async def test_what_unpacks_to_hundreds_of_times_its_size_is_refused_early(tmp_p
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
-async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(logins: Logins) -> None:
+async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(hurried_logins: Logins) -> None:
+    logins = hurried_logins
     async with AsyncExitStack() as stack:
         slow = []
         for _ in range(4):
@@ -162,6 +172,7 @@ async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(l
 
 
 async def test_one_principal_cannot_have_all_bodies_under_way(logins: Logins) -> None:
+    living = _living(Bounds)
     async with AsyncExitStack() as stack:
         statuses = []
         for number in range(8):
@@ -171,7 +182,7 @@ async def test_one_principal_cannot_have_all_bodies_under_way(logins: Logins) ->
             if number >= 4:
                 statuses.append((await wire.answer())[0])
             else:
-                await asyncio.sleep(0.05)
+                await until(lambda taken=number + 1: sum(one.reading.taken for one in living) == taken)
         assert statuses == [429] * 4
 
 
@@ -196,7 +207,7 @@ async def test_one_principal_cannot_have_all_places_and_others_are_answered(
             return answer.status
 
     held = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
-    await asyncio.sleep(0.3)
+    await until(lambda: sum(task.done() for task in held) == 6)
     assert await ask("ron", "/v1/namespaces/db") == 200
     go.set()
     assert sorted(await asyncio.gather(*held)) == [200] * 4 + [429] * 6
@@ -238,7 +249,7 @@ async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tm
             async with await Wire.open(server) as wire:
                 await wire.send(head_of("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
                 await asyncio.sleep(0.1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while b'operation="createNamespace",status="499"' not in server.parts.metrics.render():
                     await asyncio.sleep(0.02)
     assert not [event for event in events if event["event"] == "unexpected error"]
@@ -266,7 +277,7 @@ WITH_ROWS = {"removeGrant"}
 
 @pytest.mark.parametrize("who", ["nobody", "stranger"])
 async def test_every_route_refuses_before_it_reads_the_body(logins: Logins, who: str) -> None:
-    """The body is announced and never sent: whoever waits for it does not answer within the second."""
+    """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed = routes()
     assert len(listed) > 60
     seen = set()
@@ -282,7 +293,7 @@ async def test_every_route_refuses_before_it_reads_the_body(logins: Logins, who:
             headers.append(logins.header("nobody"))
         async with await Wire.open(logins.server) as wire:
             await wire.send(head_of(method, path, *headers))
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
         seen.add(operation)
         allowed = {401} if who == "stranger" else {403, 404}
@@ -303,7 +314,7 @@ async def test_rights_are_asked_before_a_body_whoever_the_reader_is(logins: Logi
     ):
         async with await Wire.open(logins.server) as wire:
             await wire.send(head_of("POST", path, logins.header("rita"), "Content-Length: 1000"))
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(60):
                 assert (await wire.answer())[0] == 403
 
 
@@ -342,7 +353,7 @@ async def test_what_follows_a_refusal_is_not_read(logins: Logins) -> None:
         assert (await wire.answer())[0] == 401
         sent = 0
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sent < 100 << 20:
                     await wire.send(b" " * 65536)
                     sent += 65536

@@ -61,7 +61,7 @@ async def _open(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader,
 async def _asked(wire: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: bytes) -> int:
     reader, writer = wire
     writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         await reader.readexactly(length)

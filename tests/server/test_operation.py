@@ -36,6 +36,7 @@ from tests.api.test_lookups import ask, two_files
 from tests.server.rig import Running, running
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
+from tests.waits import until
 
 
 async def scrape(server: Running) -> dict[str, float]:
@@ -68,10 +69,10 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
 async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
-        poll = asyncio.create_task(server.get("/api/v1/timeline?wait=10"))
-        await asyncio.sleep(0.3)
-        found = await scrape(server)
-        assert found["seamark_timeline_watchers{}"] == 1
+        poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
+        async with asyncio.timeout(60):
+            while (found := await scrape(server)).get("seamark_timeline_watchers{}") != 1:
+                await asyncio.sleep(0.02)
         for name in (
             "seamark_event_loop_lag_seconds{}", "seamark_store_queue_depth{}", "seamark_metadata_cache_bytes{}",
             "seamark_requests_in_flight{}", "seamark_commits_total{outcome=committed}",
@@ -89,7 +90,7 @@ async def test_what_opened_indexes_count_for_is_shown(tmp_path: Path, monkeypatc
         stored, files = await two_files(api)
         await stored.index("keys", "record", ["id"], files)
         assert (await ask(api, [105], index="keys"))["complete"]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0:
                 await asyncio.sleep(0.02)
         assert (await scrape(server))["seamark_index_evictions{}"] == 0
@@ -150,9 +151,9 @@ def test_a_log_line_says_what_happened_and_no_secret(start_seamark: Callable[...
     }
     with contextlib.suppress(urllib.error.HTTPError):
         ask = urllib.request.Request(f"{server.base_url}/v1/namespaces/db?token=hunter2", b"hunter2", headers=headers)
-        urllib.request.urlopen(ask, timeout=5)
+        urllib.request.urlopen(ask, timeout=60)
     ask = urllib.request.Request(f"{server.base_url}/v1/namespaces?token=hunter2", headers=headers)
-    urllib.request.urlopen(ask, timeout=5).close()
+    urllib.request.urlopen(ask, timeout=60).close()
     server.terminate()
     logged = server.log.read_text()
     assert "hunter2" not in logged
@@ -174,14 +175,14 @@ def test_a_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=full)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not http_ok(f"http://127.0.0.1:{port}/readyz"):
             assert time.monotonic() < deadline
             assert server.poll() is None
         assert http_ok(f"http://127.0.0.1:{port}/v1/namespaces", contains="namespaces")
     finally:
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
 
 
 async def test_a_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Path) -> None:
@@ -292,9 +293,7 @@ async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tm
     for number in range(20):
         await cycle(number)
     gc.collect()
-    await asyncio.sleep(0.1)
-    after = process.num_fds(), process.num_threads(), len(asyncio.all_tasks())
     # asyncio.to_thread's pool may still be growing to its own bound
-    assert after[0] <= before[0] + 1
-    assert after[1] <= before[1] + 8
-    assert after[2] == before[2]
+    await until(lambda: process.num_fds() <= before[0] + 1)
+    await until(lambda: process.num_threads() <= before[1] + 8)
+    await until(lambda: len(asyncio.all_tasks()) == before[2])

@@ -15,8 +15,9 @@ from metaserver.catalog.quotas import Quota
 from metaserver.errors import TooManyRequests
 from tests.api.client import SCHEMA, Api, new_key
 from tests.api.planned import append, tens
-from tests.server.rig import Running, running
+from tests.server.rig import LateClock, Running, running
 from tests.server.test_bodies import make_tokens
+from tests.waits import until
 
 TABLE = "/v1/namespaces/db/tables/t"
 REPORT = {
@@ -38,11 +39,13 @@ async def send(server: Running, secret: str | None, method: str, path: str, body
 
 
 async def test_of_a_tables_reports_the_newest_stay(tmp_path: Path) -> None:
-    async with running(tmp_path, metrics_reports_limit=5) as server:
+    clock = LateClock()
+    async with running(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
         uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
         assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
         for number in range(20):
+            clock.ahead_ms += 1  # two of one millisecond have no order
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
         kept = await server.parts.store.metrics_reports(uuid, None, 100)
         assert [one.snapshot_id for one in kept] == [15, 16, 17, 18, 19]
@@ -157,12 +160,15 @@ async def test_refusals_under_idempotency_keys_are_kept_up_to_a_number(
 async def test_one_principal_watches_with_half_of_the_places(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", watchers_limit=4) as server:
-        path = "/api/v1/tables/db/t/timeline?since=latest&wait=2"
+        path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
+        timeline = server.parts.timeline
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         watched = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
-        await asyncio.sleep(0.3)
-        other = await send(server, secrets["ron"], "GET", path, None)
-        assert other[0] == 200
+        await until(lambda: timeline.watchers == sum(task.done() for task in watched) == 2)
+        other = asyncio.create_task(send(server, secrets["ron"], "GET", path, None))
+        await until(lambda: timeline.watchers == 3)
+        timeline.drain()
+        assert (await other)[0] == 200
         assert sorted(status for status, *_ in await asyncio.gather(*watched)) == [200, 200, 429, 429]
 
 

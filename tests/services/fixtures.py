@@ -6,19 +6,40 @@ context managers beside this file.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
+import structlog
 
+from metaserver.api.http import logs
 from tests.services.java import java_fixture
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, s3_server
 from tests.services.seamark import Seamark
-from tests.services.spark import new_catalog, spark_session
 from tests.services.trino_lake import TrinoLake, open_trino_lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    """Commands that run inside a test configure the logs of the process. What comes after them has them as they were,
+    whatever the order of tests."""
+    configure = structlog.configure
+    with pytest.MonkeyPatch.context() as patch:
+        # A logger that is cached keeps a configuration for ever.
+        patch.setattr(structlog, "configure", lambda **given: configure(**given | {"cache_logger_on_first_use": False}))
+        yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root = logging.getLogger()
+        root.handlers = [one for one in root.handlers if type(one).__module__ != logs.__name__]
+        root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +89,9 @@ def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Tri
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session's one Spark, without any catalog yet."""
+    # PySpark takes a second to import, which most processes of tests need not spend.
+    from tests.services.spark import spark_session
+
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
         yield session
 
@@ -75,6 +99,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def spark_catalog(spark: SparkSession) -> Callable[..., str]:
     """`spark_catalog(uri, token="", extra={…})` adds a catalog and returns its name."""
+
+    from tests.services.spark import new_catalog
 
     def add(uri: str, **options: object) -> str:
         return new_catalog(spark, uri, **options)  # type: ignore[arg-type]

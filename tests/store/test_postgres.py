@@ -259,9 +259,9 @@ async def test_a_server_that_went_away_is_found_again_when_it_is_back() -> None:
 async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: DrivenStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
-    async with _raw(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=0.3) as hurried:
+    async with _raw(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=2) as hurried:
         await holder.execute("BEGIN; UPDATE entries SET version = version")
-        with pytest.raises(RetryLater, match=r"longer than 0\.3 s"):
+        with pytest.raises(RetryLater, match=r"longer than 2"):
             await hurried.transact([make_swap("t", location, "file:///1")])
         await holder.execute("ROLLBACK")
         await hurried.transact([make_swap("t", location, "file:///1")])
@@ -272,7 +272,7 @@ async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(store: D
     swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
     async with (
         _raw(postgres_url) as holder,
-        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=0.5) as small,
+        open_postgres(postgres_url, clock=CLOCK, pool_min=1, pool_max=1, timeout_s=3) as small,
     ):
         await holder.execute("BEGIN; UPDATE entries SET version = version")
         blocked = asyncio.create_task(outcome(small.transact([swap])))

@@ -14,6 +14,7 @@ import pytest
 
 from metaserver.store.port import CreateEntry, Entry, EntryKind, RenameEntry
 from tests.server.rig import Running, running
+from tests.waits import until
 
 
 @pytest.fixture
@@ -92,11 +93,11 @@ async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_pa
     async with running(tmp_path) as other:
         first = await server.record("a")
         _, page = await other.get("/api/v1/timeline")
-        poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=20"))
-        await asyncio.sleep(0.2)
+        poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
+        await until(lambda: other.parts.timeline.watchers == 1)
         assert not poll.done()
         second = await server.record("b")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             status, page = await poll
         assert (status, ids(page)) == (200, [second.id])
         assert first.id != second.id
@@ -114,7 +115,7 @@ async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[st
     """(event id, data) of the next `count` events."""
     found: list[tuple[str, dict[str, Any]]] = []
     event_id = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(found) < count:
             line = (await answer.content.readline()).decode().rstrip("\n")
             if line.startswith("id: "):
@@ -149,7 +150,7 @@ async def test_latest_streams_only_what_comes_after_now(server: Running) -> None
     await server.record("a")
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
-        await asyncio.sleep(0.2)
+        await until(lambda: server.parts.timeline.watchers == 1)
         later = await server.record("b")
         ((_, data),) = await events_of(stream, 1)
     assert data["id"] == later.id

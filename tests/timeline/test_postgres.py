@@ -10,6 +10,7 @@ from metaserver.store.port import CreateNamespace, InstantFilter
 from tests.server.rig import running, some_settings
 from tests.timeline.test_watch import Replica, replica
 from tests.timeline.test_webhooks import receiving
+from tests.waits import until
 
 
 async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_order(
@@ -47,10 +48,10 @@ async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, post
         running(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
         running(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
     ):
-        poll = asyncio.create_task(second.get("/api/v1/timeline?wait=20"))
-        await asyncio.sleep(0.2)
+        poll = asyncio.create_task(second.get("/api/v1/timeline?wait=60"))
+        await until(lambda: second.parts.timeline.watchers == 1)
         instant = await first.record("x")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             status, page = await poll
         assert (status, [one["id"] for one in page["instants"]]) == (200, [instant.id])
         await second.record("y")

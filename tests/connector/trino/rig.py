@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -100,12 +99,3 @@ async def proxied(*trino: str, seamark: str = "", tls: Any = None, **settings: A
         )
         await stack.enter_async_context(http)
         yield Rig(f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}", http, proxy)
-
-
-async def until(true: Callable[[], bool], within_s: float = 5.0) -> None:
-    """AssertionError where it has not come true by then."""
-    for _ in range(int(within_s / 0.01)):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it has not come true")

@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 
 from metaserver.tls import server_tls
-from tests.connector.trino.rig import Fake, faked, listening, nowhere, proxied, until
+from tests.connector.trino.rig import Fake, faked, listening, nowhere, proxied
+from tests.waits import until
 
 MIB = 1 << 20
 
@@ -252,9 +253,9 @@ async def test_a_client_that_leaves_takes_its_request_to_trino_along() -> None:
 
     async with listening(answer) as trino, proxied(trino) as rig:
         asked = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(begun.wait(), 60)
         asked.cancel()
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 60)
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -284,9 +285,9 @@ async def test_requests_under_way_end_before_the_proxy_does() -> None:
         return web.Response(text="done")
 
     async with listening(answer) as trino, aiohttp.ClientSession() as http:
-        async with proxied(trino, drain_s=5.0) as rig:
+        async with proxied(trino, drain_s=60.0) as rig:
             asked = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
-            await asyncio.wait_for(begun.wait(), 5)
+            await asyncio.wait_for(begun.wait(), 60)
         async with await asked as answered:
             assert await answered.text() == "done"
 

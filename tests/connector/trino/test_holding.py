@@ -26,7 +26,8 @@ from tests.connector.trino.protocol import (
     rules_of,
     table,
 )
-from tests.connector.trino.rig import Rig, proxied, until
+from tests.connector.trino.rig import Rig, proxied
+from tests.waits import until
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 VERSION = f"FOR VERSION AS OF {PLAN_ID}"

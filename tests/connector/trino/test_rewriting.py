@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
 from connector.plans.async_client import PlanTableAnswer, PlanTableRequest
+from connector.trino.protocol import circuit_breaker
 from connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from connector.trino.protocol.sessions import Session, prepare, session_of
 from connector.trino.rewriter import Limits, Rewriting
@@ -313,27 +315,29 @@ async def test_times_without_a_zone_prune_where_the_zone_is_known(
 # Time
 
 
-async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing() -> None:
-    server = Seamark(wait_s=30.0)
-    async with rewriter(server, Limits(budget_s=0.1)) as made:
-        for _ in range(FAILURES_MAX):
-            begun_s = time.monotonic()
-            done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-            assert time.monotonic() - begun_s < 10.0
-            assert done.told.startswith("unchanged; Seamark was too slow")
+async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "PATIENCE_S", 600.0)
+    server, told = Seamark(wait_s=600.0), []
+    async with rewriter(server, Limits(budget_s=0.2)) as made:
+        async with asyncio.timeout(60):
+            while not made.open_breakers:
+                told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).told)
+        # On a busy machine the first text may not be read within the budget.
+        slow = [one for one in told if not one.startswith("unchanged; not read in time")]
+        assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert made.open_breakers == ["seamark"]
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert done.told.startswith("unchanged; Seamark failed lately; ms=0.")
+        assert done.told.startswith("unchanged; Seamark failed lately; ms=")
         assert len(server.asked) == FAILURES_MAX
 
 
 async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
     class Uneven(Seamark):
         async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
-            await asyncio.sleep(30 if wanted.table[-1] == "u" else 0)
+            await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
             return await super().plan_table(wanted)
 
-    async with rewriter(Uneven(), Limits(budget_s=0.5)) as made:
+    async with rewriter(Uneven(), Limits(budget_s=3)) as made:
         done = await made.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
         assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
@@ -342,14 +346,26 @@ async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = reading._read
-    monkeypatch.setattr(reading, "_read", lambda *given: (time.sleep(0.4), real(*given))[1])
-    async with rewriter(Seamark(), Limits(budget_s=0.1)) as made:
+    go, reads = Event(), 0
+
+    def slow(*given: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        go.wait()
+        return real(*given)
+
+    monkeypatch.setattr(reading, "_read", slow)
+    async with rewriter(Seamark(), Limits(budget_s=0.3)) as made:
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert done.told.startswith("unchanged; not read in time")
         assert made.open_breakers == []
-        await asyncio.sleep(0.6)
-        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert done.statement is not None
+        go.set()
+        async with asyncio.timeout(60):  # the budget may be too short for a busy machine, once or twice
+            while (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
+                await asyncio.sleep(0.05)
+        known = reads
+        await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert reads == known
 
 
 async def test_a_bug_in_reading_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,6 +419,6 @@ async def test_a_statement_that_shows_what_is_read_is_known_however_it_is_sent(s
 
 @pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])
 async def test_comments_of_any_length_hold_up_nobody(line: str) -> None:
-    begun_s = time.monotonic()
+    begun_s = time.process_time()  # what others do on the machine does not count
     await rewritten(f"{line}\nSELECT 1 FROM t WHERE id = 1")
-    assert time.monotonic() - begun_s < 2
+    assert time.process_time() - begun_s < 5

@@ -6,7 +6,11 @@ import asyncio
 import json
 import time
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 
+import pytest
+
+from connector.trino.protocol import queued_statements
 from connector.trino.protocol.queued_statements import Waiting
 from connector.trino.rewriter import Limits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
@@ -18,39 +22,41 @@ PLANS = [(("db", "t"), 5)]
 
 
 def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() -> None:
-    waiting = Waiting(lease_s=0)
-    assert waiting.due("/v1/statement/queued/q1/slug/1") == ()
-    waiting.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    waiting.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
-    waiting.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
+    made = Waiting(lease_s=0)
+    assert made.due("/v1/statement/queued/q1/slug/1") == ()
+    made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
+    made.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
+    made.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
     for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
-        assert waiting.due(f"/v1/statement/{target}") == PLANS
+        assert made.due(f"/v1/statement/{target}") == PLANS
     for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
-        assert waiting.due(f"/v1/statement/{target}") == ()
+        assert made.due(f"/v1/statement/{target}") == ()
 
 
 def test_plans_are_not_renewed_each_time() -> None:
-    waiting = Waiting(lease_s=1000)
-    waiting.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    assert waiting.due("/v1/statement/queued/q1/slug/2") == ()
+    made = Waiting(lease_s=1000)
+    made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
+    assert made.due("/v1/statement/queued/q1/slug/2") == ()
     # But at once, where the coordinator has taken long to answer.
-    waiting.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
-    assert waiting.due("/v1/statement/queued/q1/slug/2") == PLANS
-    assert waiting.due("/v1/statement/queued/q1/slug/3") == ()
+    made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
+    assert made.due("/v1/statement/queued/q1/slug/2") == PLANS
+    assert made.due("/v1/statement/queued/q1/slug/3") == ()
 
 
 def test_no_more_is_remembered_than_there_is_room_for() -> None:
-    waiting = Waiting(lease_s=0)
+    made = Waiting(lease_s=0)
     for number in range(100_000):
-        waiting.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
-    known = sum(bool(waiting.due(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
+        made.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
+    known = sum(bool(made.due(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
     assert 1000 < known < 50_000
-    assert waiting.due("/v1/statement/queued/q99999/slug/2") == PLANS
+    assert made.due("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
-async def fetch(trino: Trino, several: bool) -> list[str]:
-    """The plans that were renewed until there were rows, where clients ask every tenth of a second."""
+async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
+    """The plans that were renewed until there were rows, where each page of one stage takes ten seconds."""
+    now_s = time.monotonic()
     async with (
+        AsyncExitStack() as stack,
         fake_seamark() as seamark,
         fake_trino(lambda _: [END]) as other,
         proxied(
@@ -63,11 +69,13 @@ async def fetch(trino: Trino, several: bool) -> list[str]:
             limits=SLOW,
         ) as rig,
     ):
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(queued_statements, "time", SimpleNamespace(monotonic=lambda: now_s))
         _, headers, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert headers["X-Seamark-Plan"] == "planned"
         page = json.loads(body)
         while "nextUri" in page:
-            await asyncio.sleep(0.1)
+            now_s += 10 * (f"/{slow_stage}/" in page["nextUri"])
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
     assert all(asked == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, asked in seamark.renewed)
@@ -77,13 +85,13 @@ async def fetch(trino: Trino, several: bool) -> list[str]:
 async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> None:
     async with fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
-            renewed = await fetch(trino, several)
+            renewed = await fetch(trino, several, "queued")
             assert set(renewed) == {"db/t"}
 
 
 async def test_what_runs_is_not_renewed() -> None:
     async with fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
-        assert await fetch(trino, False) == []
+        assert await fetch(trino, False, "executing") == []
 
 
 async def test_a_server_that_is_gone_is_no_failure_of_what_waits() -> None:

@@ -12,7 +12,7 @@ import pytest
 from connector.client.errors import ClientError, ServerFailed
 from connector.plans.async_client import Name
 from connector.trino.protocol.plan_withdrawal import Withdrawing
-from tests.connector.trino.rig import until
+from tests.waits import until
 
 T, U = ("db", "t"), ("db", "u")
 
@@ -73,13 +73,13 @@ async def test_what_was_answered_and_not_used_is_withdrawn_too() -> None:
 
 async def test_a_plan_that_is_taken_while_it_is_withdrawn_is_leased_again_afterwards() -> None:
     async with withdrawing() as (catalog, made):
-        catalog.wait_s = 0.2
+        catalog.wait_s = 0.5
         note(catalog, made, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.asked)
         await made.take([(T, 1)])
         assert catalog.asked == [(T, [1], 0), (T, [1], None)]
         assert catalog.shown == {(T, 1)}
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.6)
         assert catalog.shown == {(T, 1)}
 
 
@@ -129,7 +129,7 @@ async def test_what_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
 
 async def test_a_client_that_leaves_while_its_plans_come_back_keeps_none() -> None:
     async with withdrawing() as (catalog, made):
-        catalog.wait_s = 0.2
+        catalog.wait_s = 0.5
         note(catalog, made, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.asked)
         taking = asyncio.create_task(made.take([(T, 1)]))

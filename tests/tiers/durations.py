@@ -1,0 +1,134 @@
+"""How long each file of tests takes, in wall time and in CPU time, kept in `durations.csv`.
+
+`pytest --keep-durations` writes the file (`make durations`); `spread` reads it to start the longest work first, and a
+reader sees in it which test became slow. CPU time includes the processes that a test starts, such as servers and JVMs.
+What is shared by a session, such as Spark's JVM, counts for the file that runs while it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+KEPT = Path(__file__).with_name("durations.csv")
+SLOW_S = 5.0
+"""A test of its own row takes at least as long."""
+
+
+class Duration(NamedTuple):
+    """Wall and CPU seconds of a file (`tests/….py`) or of a slow test (its id)."""
+
+    place: str
+    tests: int
+    wall_s: float
+    cpu_s: float
+
+
+def read_durations(path: Path = KEPT) -> dict[str, Duration]:
+    """The kept durations by place; none where the file does not exist."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        found = [Duration(row["place"], int(row["tests"]), float(row["wall_s"]), float(row["cpu_s"])) for row in rows]
+    return {duration.place: duration for duration in found}
+
+
+def write_durations(durations: list[Duration], path: Path = KEPT) -> None:
+    """The longest first, so that a change of the file shows what became slow."""
+    with path.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(Duration._fields)
+        for place, tests, wall_s, cpu_s in sorted(durations, key=lambda duration: (-duration.wall_s, duration.place)):
+            out.writerow([place, tests, f"{wall_s:.1f}", f"{cpu_s:.1f}"])
+
+
+def _tree_cpu_s() -> float:
+    """CPU seconds of this process and of all that it started, ended or not."""
+    process = psutil.Process()
+    own = process.cpu_times()
+    total: float = own.user + own.system + own.children_user + own.children_system
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+class Recorder:
+    """In the process that runs tests: times each test, and reads the CPU time where a file ends."""
+
+    def __init__(self) -> None:
+        self._cpu_s = _tree_cpu_s()
+        self._open: list[Duration] = []
+        self.found: dict[str, Duration] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+        began_s, own_s = time.perf_counter(), time.process_time()
+        try:
+            return (yield)
+        finally:
+            test = Duration(item.nodeid, 1, time.perf_counter() - began_s, time.process_time() - own_s)
+            self._open.append(test)
+            if test.wall_s >= SLOW_S:
+                self.found[test.place] = test
+            if nextitem is None or nextitem.path != item.path:
+                self._close_file(item.nodeid.partition("::")[0])
+
+    def _close_file(self, place: str) -> None:
+        before = self.found.get(place, Duration(place, 0, 0.0, 0.0))
+        cpu_s = _tree_cpu_s()
+        wall_s = before.wall_s + sum(test.wall_s for test in self._open)
+        # A child that ended unawaited takes its CPU time with it.
+        used_s = before.cpu_s + max(0.0, cpu_s - self._cpu_s)
+        self.found[place] = Duration(place, before.tests + len(self._open), wall_s, used_s)
+        self._cpu_s, self._open = cpu_s, []
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["durations"] = [tuple(duration) for duration in self.found.values()]
+
+
+class Keeper:
+    """In the process that the user started: collects what the others recorded and writes the file."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._found: list[Duration] = []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: Any) -> None:
+        given = getattr(node, "workeroutput", {}).get("durations", [])
+        self._found += [Duration(*duration) for duration in given]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        found = {duration.place: duration for duration in [*self._found, *self._recorder.found.values()]}
+        if not found:
+            return
+        ran = {place.partition("::")[0] for place in found}
+        others = [one for one in read_durations().values() if one.place.partition("::")[0] not in ran]
+        write_durations([*others, *found.values()])
+        files = [duration for duration in found.values() if "::" not in duration.place]
+        wall_s, cpu_s = sum(one.wall_s for one in files), sum(one.cpu_s for one in files)
+        terminalreporter.write_line(f"{KEPT.name}: {len(files)} files, {wall_s:.0f} s, {cpu_s:.0f} s of CPU")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-durations", action="store_true", help=f"write how long tests took to {KEPT.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--keep-durations"):
+        return
+    recorder = Recorder()
+    config.pluginmanager.register(recorder, "durations-recorder")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Keeper(recorder), "durations-keeper")

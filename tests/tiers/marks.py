@@ -1,0 +1,108 @@
+"""The tier of each test, as a marker: `unit` (no JVM, no server process), `server` (a server, a database, an object
+store) or `engines` (a JVM: Spark, Trino, the compliance kit, Iceberg's own Java).
+
+A folder says the least tier of its tests; a test's fixtures and markers may raise it. `pytest --tier unit` collects no
+file of a folder above that tier, so that nothing of an engine is imported. A test of the unit tier that starts a
+program of another tier fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIERS = ("unit", "server", "engines")
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {
+    **dict.fromkeys(("access", "api", "attacks", "bench", "bombs", "commits", "connector", "docs", "faults"), "server"),
+    **dict.fromkeys(("server", "timeline"), "server"),
+    "connector/trino": "unit",
+    **dict.fromkeys(("deploy", "engines", "rck"), "engines"),
+}
+"""What is not named is of the unit tier."""
+FILES = {
+    "bench/test_demo.py": "engines",
+    "bench/test_trino_benches.py": "engines",
+    "faults/test_spark_tasks.py": "engines",
+    "iceberg/test_expression_java.py": "engines",
+    "iceberg/test_manifest_peers.py": "engines",
+    "iceberg/test_puffin.py": "engines",
+    "objects/test_signing_clients.py": "engines",
+}
+FIXTURES = {
+    **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),
+    **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java_planner"), "engines"),
+}
+PROGRAMS = {"java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
+"""What no test of the unit tier starts."""
+
+_started: list[str] = []
+
+
+def tier_of_path(path: Path) -> str:
+    """The least tier of the tests in a file or folder below `tests/`."""
+    if not path.is_relative_to(ROOT):
+        return TIERS[0]
+    name = path.relative_to(ROOT).as_posix()
+    if name in FILES:
+        return FILES[name]
+    folders = [one for one in FOLDERS if name == one or name.startswith(f"{one}/")]
+    return FOLDERS[max(folders, key=len)] if folders else TIERS[0]
+
+
+def tier_of(path: Path, fixtures: set[str], markers: set[str]) -> str:
+    """The highest that its file, its fixtures and its markers ask for."""
+    asked = [tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
+    if markers & {"spark", "trino"}:
+        asked.append("engines")
+    return max(asked, key=TIERS.index)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", action="append", choices=TIERS, help="only the tests of this tier; may be repeated")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    wanted = config.getoption("--tier")
+    if not wanted or collection_path.suffix != ".py":
+        return None
+    highest = max(map(TIERS.index, wanted))
+    return True if TIERS.index(tier_of_path(collection_path)) > highest else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--tier")
+    left: list[pytest.Item] = []
+    for item in items:
+        markers = {marker.name for marker in item.iter_markers()}
+        tier = tier_of(item.path, set(getattr(item, "fixturenames", ())), markers)
+        item.add_marker(tier)
+        if wanted and tier not in wanted:
+            left.append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    _started.clear()
+    yield
+    if _started and item.get_closest_marker(TIERS[0]):
+        pytest.fail(f"a unit test starts {', '.join(_started)}; name its tier in tests/tiers/marks.py", pytrace=False)
+
+
+def _audit(event: str, given: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen":
+        name = os.path.basename(os.fsdecode(given[0] or ""))
+        if name in PROGRAMS:
+            _started.append(name)
+
+
+sys.addaudithook(_audit)

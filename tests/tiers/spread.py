@@ -1,0 +1,72 @@
+"""How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
+
+A file stays whole, since its fixtures are started once for all of it. All files that ask for Spark are one unit, and so
+are all that ask for Trino: a second session costs more to start and to warm up than it saves. The two units begin
+first, in two processes; what else takes longest, by the kept durations, follows. So no process is left alone with
+something long at the end. These two wait for their JVMs for much of their time, which is why three processes suit two
+cores. Without `-n` nothing of this has any effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+from tests.tiers.durations import read_durations
+
+UNITS = {
+    "Spark": ("tests/engines/", "tests/docs/test_docs.py", "tests/deploy/test_services.py"),
+    "Trino": ("tests/deploy/test_trino",),
+}
+NEW_S, LONG_S = 1.0, 60.0
+"""How long a file takes that has no kept duration, and how long one of LONG does."""
+LONG = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
+
+
+def unit_of(nodeid: str) -> str:
+    """What has to run in one process with the test."""
+    for unit, files in UNITS.items():
+        if nodeid.startswith(files):
+            return unit
+    return nodeid.partition("::")[0]
+
+
+def _guess_s(file: str) -> float:
+    return LONG_S if file.startswith(LONG) else NEW_S
+
+
+def order_of(nodeids: list[str]) -> list[int]:
+    """The places of the tests in the order in which they begin: whole units, the longest first."""
+    kept = read_durations()
+    wall_s: dict[str, float] = {}
+    for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
+        unit = unit_of(file)
+        wall_s[unit] = wall_s.get(unit, 0.0) + (kept[file].wall_s if file in kept else _guess_s(file))
+
+    def key(place: int) -> tuple[bool, float, str]:
+        unit = unit_of(nodeids[place])
+        return unit not in UNITS, -wall_s[unit], unit
+
+    return sorted(range(len(nodeids)), key=key)
+
+
+class Spread(LoadFileScheduling):
+    """Whole units, in the order of `pytest_collection_modifyitems`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+    config.option.loadscopereorder = False
+    return Spread(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In every process alike."""
+    if hasattr(config, "workerinput"):
+        items[:] = [items[place] for place in order_of([item.nodeid for item in items])]

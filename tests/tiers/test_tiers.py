@@ -1,0 +1,63 @@
+"""Tiers, the order of tests, and kept durations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiers import spread
+from tests.tiers.durations import Duration, read_durations, write_durations
+from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
+
+
+@pytest.mark.parametrize(
+    ("path", "fixtures", "markers", "tier"),
+    [
+        ("cache/test_disk.py", set(), set(), "unit"),
+        ("test_tidy.py", set(), set(), "unit"),
+        ("connector/trino/test_scans.py", set(), set(), "unit"),
+        ("connector/test_client.py", set(), set(), "server"),
+        ("store/test_postgres.py", {"postgres_url"}, set(), "server"),
+        ("planner/test_lake.py", {"java_catalog", "s3"}, set(), "engines"),
+        ("docs/test_docs.py", set(), {"spark"}, "engines"),
+        ("rck/test_compliance.py", set(), set(), "engines"),
+        ("iceberg/test_puffin.py", set(), set(), "engines"),
+    ],
+)
+def test_a_folder_gives_the_least_tier_and_fixtures_and_markers_raise_it(
+    path: str, fixtures: set[str], markers: set[str], tier: str
+) -> None:
+    assert tier_of(ROOT / path, fixtures, markers) == tier
+
+
+def test_what_the_tiers_name_exists() -> None:
+    assert [name for name in (*FOLDERS, *FILES) if not (ROOT / name).exists()] == []
+    files = [file.relative_to(ROOT.parent).as_posix() for file in ROOT.rglob("test_*.py")]
+    for prefixes in (*spread.UNITS.values(), spread.LONG):
+        assert [prefix for prefix in prefixes if not any(file.startswith(prefix) for file in files)] == []
+
+
+def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/x.py": 5.0, "tests/deploy/test_trino.py": 7.0}
+    durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept.items()}
+    monkeypatch.setattr(spread, "read_durations", lambda: durations)
+    ids = [
+        "tests/a.py::1",
+        "tests/new.py::1",
+        "tests/engines/x.py::1",
+        "tests/b.py::1",
+        "tests/deploy/test_trino.py::1",
+    ]
+    ids += ["tests/a.py::2", "tests/engines/x.py::2"]
+    ids.append("tests/rck/test_compliance.py::1")
+    begun = [ids[place] for place in spread.order_of(ids)]
+    assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
+
+
+def test_durations_are_kept_with_the_longest_first(tmp_path: Path) -> None:
+    path = tmp_path / "durations.csv"
+    assert read_durations(path) == {}
+    short, long = Duration("tests/a.py", 3, 0.5, 0.2), Duration("tests/b.py", 1, 8.0, 9.5)
+    write_durations([short, long], path)
+    assert list(read_durations(path).values()) == [long, short]

@@ -1,0 +1,26 @@
+"""Waits for a condition instead of a time: a test that sleeps and hopes fails on a busy machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 60.0
+"""What hangs is known after so long; what works is done much earlier, on a busy machine too."""
+
+
+async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Returns when `holds()` is true. AssertionError when it is not within `within_s`."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "the condition does not hold"
+        await asyncio.sleep(0.01)
+
+
+def block_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """`until` for code without an event loop."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, "the condition does not hold"
+        time.sleep(0.02)
