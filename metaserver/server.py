@@ -199,6 +199,7 @@ async def serving(
         parts.metrics,
         tls=None if certificate is None else certificate.context,
         access_log=None,
+        auto_decompress=False,  # `bodies` inflates in steps; aiohttp would do it at once, before anybody may refuse
         handle_signals=False,
         keepalive_timeout=parts.settings.idle_timeout_s,
     )

@@ -1,6 +1,7 @@
 """Reads the bodies of requests within bounds: of size by operation, of time, and of what all of them hold together.
 
-Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. An operation has the ordinary
+Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. Packed bodies are inflated here
+in small steps, one at a time in all, and the loop serves others between them. An operation has the ordinary
 limit unless it stands below: lists of files, keys and values need more, logins less. Who sends a body has passed the
 login and, as far as the path says where, the check of its role; only `getToken` reads from strangers.
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 from metaserver.api.http.connections import Connection
+from metaserver.api.http.content_codings import Inflater, coding_of
 from metaserver.api.http.describe import description_of
 from metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
 from metaserver.api.http.slots import Place
@@ -54,8 +56,8 @@ RATE_LEAST = 64 << 10
 """Bytes a second that a body must have beyond `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
 """Of a body that was not read, so much is read after the answer, since some clients read it only then."""
-_RATIO_MAX = 200
-"""How much larger than it was sent a body of more than a megabyte may be: text has a tenth of that."""
+_INFLATED_BYTES = 64 << 10
+"""Of a packed body, so much is inflated before the loop serves others: a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
 """Larger bodies are not parsed in the event loop."""
 _CONTAINERS_MAX = 4_000_000
@@ -74,8 +76,9 @@ def body_limit(operation: str, settings: Settings) -> int:
 async def read(request: web.Request) -> bytes:
     """The body's bytes, unpacked as its Content-Encoding says; the same ones when asked again.
 
-    TooLarge; BadRequest for one that does not unpack; RequestTimeout for one that takes too long; ClientGone;
-    RetryLater and TooManyRequests where all bodies together, or those of who asks, hold too much."""
+    TooLarge; BadRequest for one that does not unpack; UnsupportedMediaType for a coding that is not read here;
+    RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
+    those of who asks, hold too much."""
     known: bytes | None = request.get(_BODY)
     if known is not None:
         return known
@@ -84,8 +87,9 @@ async def read(request: web.Request) -> bytes:
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     content, place = request.content, request.get(PLACE)
+    coding = coding_of(request.headers.getall("Content-Encoding", ()))
     try:
-        if content.is_eof() and content.exception() is None:  # as most do, it came with the headers
+        if not coding and content.is_eof() and content.exception() is None:  # as most do, it came with the headers
             if content.total_bytes > limit:
                 raise _too_large(limit)
             body = bytes(content.read_nowait())
@@ -93,7 +97,7 @@ async def read(request: web.Request) -> bytes:
                 place.keep(len(body))
         else:
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
-            body = await _receive(request, limit, timeout_s, place)
+            body = await _receive(request, limit, timeout_s, place, coding)
     except web.RequestPayloadError:
         # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
         content.feed_eof()
@@ -105,38 +109,49 @@ async def read(request: web.Request) -> bytes:
     return body
 
 
-async def _receive(request: web.Request, limit: int, timeout_s: float, place: Place | None) -> bytes:
-    content, received = request.content, bytearray()
+async def _receive(request: web.Request, limit: int, timeout_s: float, place: Place | None, coding: str) -> bytes:
+    received, inflater = bytearray(), Inflater(coding) if coding else None
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
+
+    def take(chunk: bytes) -> None:
+        nonlocal received
+        if len(received) + len(chunk) > limit:
+            raise _too_large(limit)
+        if place is not None:
+            place.keep(len(chunk))
+        received += chunk
+        allowed.reschedule(begun_s + timeout_s + len(received) / RATE_LEAST)
+
     if place is not None:
         place.begin_reading()
     try:
         async with asyncio.timeout(timeout_s) as allowed:
-            while chunk := await content.readany():
-                if len(received) + len(chunk) > limit:
-                    raise _too_large(limit)
-                if len(received) > _LINGERING_BYTES and len(received) > _RATIO_MAX * _sent_bytes(content):
-                    raise TooLarge(
-                        f"The request body unpacks to more than {_RATIO_MAX} times its size; send it unpacked"
-                    )
-                if place is not None:
-                    place.keep(len(chunk))
-                received += chunk
-                allowed.reschedule(begun_s + timeout_s + len(received) / RATE_LEAST)
+            async for sent in request.content.iter_any():
+                if inflater is None:
+                    take(sent)
+                    continue
+                inflater.feed(sent)
+                while chunk := await _inflate(request, inflater):
+                    take(chunk)
     except TimeoutError:
         raise RequestTimeout(
             f"The request body took too long: {len(received):,} bytes came in {loop.time() - begun_s:.0f} s"
         ) from None
+    if inflater is not None:
+        inflater.finish()
     if place is not None:
         place.end_reading()
     return bytes(received)
 
 
-def _sent_bytes(content: StreamReader) -> int:
-    """As the client sent them."""
-    packed = content.total_compressed_bytes
-    return content.total_bytes if packed is None else packed
+async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
+    """One step; the loop serves others after it. Of all packed bodies one makes a step at a time, so that together they
+    take no more of the loop than one."""
+    async with request.app[BOUNDS].inflating:
+        chunk = inflater.inflate(_INFLATED_BYTES)
+        await asyncio.sleep(0)
+    return chunk
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:

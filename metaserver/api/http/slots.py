@@ -65,6 +65,8 @@ class Bounds:
         self.bodies = Bound("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = asyncio.Lock()
         """Of large bodies, one at a time."""
+        self.inflating = asyncio.Lock()
+        """Of packed bodies, one step of one at a time."""
 
     def check_invariants(self) -> None:
         for bound in (self.working, self.reading, self.knocking, self.tokens, self.watching, self.bodies):
