@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from metaserver.api.http.connections import Connection
 from metaserver.api.http.content_codings import Inflater, coding_of
 from metaserver.api.http.describe import description_of
 from metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
 from metaserver.api.http.slots import Place
+from metaserver.connections import Connection
 from metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
 from metaserver.settings import Settings
 from metaserver.wire import decode_as
