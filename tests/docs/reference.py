@@ -44,7 +44,7 @@ ADVICE = {
     "a file is in the table already: keep it.",
     "NamespaceNotEmpty": "Drop or move what lives in the namespace first. What was dropped does not count.",
     "RequestTimeout": "The body took longer than `body_timeout_s` and one second for each 64 KiB of it.",
-    "TooLarge": "The body is larger than the operation takes: `body_limit_bytes` or `small_body_limit_bytes`.",
+    "TooLarge": "The body is larger than the operation takes: `body_limit_bytes`, `medium_…` or `small_…`.",
     "UnsupportedMediaType": "The body's `Content-Encoding` is not supported: send `gzip`, `deflate` or none.",
     "ClientGone": "Nobody gets it: the client left before its request had arrived. In metrics and logs only.",
     "Unprocessable": "Well formed, but contradicts itself or an earlier request with the same idempotency key.",

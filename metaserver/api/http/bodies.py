@@ -27,19 +27,20 @@ T = TypeVar("T")
 PLACE: web.RequestKey[Place] = web.RequestKey("place", Place)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
-LARGE = frozenset(
+LARGE = frozenset({"commitChange", "lookupKeys"})
+"""Operations whose bodies may have `body_limit_bytes`: commits that list files, and keys in Arrow, of which no value is
+parsed by itself."""
+MEDIUM = frozenset(
     {
         "createTable",
         "updateTable",
         "commitTransaction",
         "createView",
         "replaceView",
-        "commitChange",
         "planTableScan",
         "explain",
         "makePlanTable",
         "makePlanView",
-        "lookupKeys",
         "selectRows",
         "registerIndexFiles",
         "finishIndexBuild",
@@ -49,7 +50,8 @@ LARGE = frozenset(
         "listUnheldFiles",
     }
 )
-"""Operations whose bodies may have `body_limit_bytes`."""
+"""Operations whose bodies may have `medium_body_limit_bytes`: a filter, a schema, or a list of index files. msgspec
+parses in one go, and nothing else runs meanwhile: so a reader's bodies are bounded by what takes some milliseconds."""
 TOKEN_BODY_MAX = 16 << 10
 """Of `getToken`, the only body that is read from strangers: two tokens of the longest kind fit."""
 RATE_LEAST = 64 << 10
@@ -60,8 +62,10 @@ _INFLATED_BYTES = 64 << 10
 """Of a packed body, so much is inflated before the loop serves others: a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
 """Larger bodies are not parsed in the event loop."""
-_CONTAINERS_MAX = 4_000_000
-"""Objects and arrays in a body: each costs some sixty bytes however short it is written."""
+_CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
+"""Objects and arrays in a body, and in one of `LARGE`: each costs some sixty bytes however short it is written."""
+_VALUES_MAX = 600_000
+"""Commas in a body that is not of `LARGE`: a filter lists half a million numbers."""
 
 
 def body_limit(operation: str, settings: Settings) -> int:
@@ -70,6 +74,8 @@ def body_limit(operation: str, settings: Settings) -> int:
         return min(TOKEN_BODY_MAX, settings.body_limit_bytes)
     if operation in LARGE:
         return settings.body_limit_bytes
+    if operation in MEDIUM:
+        return min(settings.medium_body_limit_bytes, settings.body_limit_bytes)
     return min(settings.small_body_limit_bytes, settings.body_limit_bytes)
 
 
@@ -83,7 +89,8 @@ async def read(request: web.Request) -> bytes:
     if known is not None:
         return known
     settings = request.app[SETTINGS]
-    limit = body_limit(description_of(request.match_info.route.handler).operation, settings)
+    operation = _operation_of(request)
+    limit = body_limit(operation, settings)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     content, place = request.content, request.get(PLACE)
@@ -105,6 +112,8 @@ async def read(request: web.Request) -> bytes:
         raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
     except ConnectionError:
         raise ClientGone("The client left before its request had arrived") from None
+    if len(body) > QUICK_BYTES and operation not in LARGE:
+        _check_values(body)
     request[_BODY] = body
     return body
 
@@ -148,10 +157,16 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, place: Pl
 async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
     """One step; the loop serves others after it. Of all packed bodies one makes a step at a time, so that together they
     take no more of the loop than one."""
-    async with request.app[BOUNDS].inflating:
+    async with request.app[BOUNDS].inflating.of(_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
         await asyncio.sleep(0)
     return chunk
+
+
+def _holder(request: web.Request) -> str:
+    """Who has a turn among others: the principal, of a stranger the address."""
+    principal = request.get(PRINCIPAL)
+    return f"address {request.remote}" if principal is None else principal.name
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
@@ -172,7 +187,7 @@ async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
     times its memory. BadRequest names the field that is wrong."""
     if len(body) <= QUICK_BYTES:
         return parse_now(body, shape)
-    async with request.app[BOUNDS].parsing:
+    async with request.app[BOUNDS].parsing.of(_holder(request)):
         return await asyncio.to_thread(parse_now, body, shape)
 
 
@@ -180,9 +195,24 @@ def parse_now(body: bytes, shape: type[T]) -> T:
     """As `parse`, where that is."""
     if not body:
         raise BadRequest("The request body is empty; send a JSON object")
-    if len(body) > QUICK_BYTES and body.count(b"{") + body.count(b"[") > _CONTAINERS_MAX:
-        raise TooLarge(f"The request body has more than {_CONTAINERS_MAX:,} objects and arrays")
+    if len(body) > QUICK_BYTES:
+        _check_containers(body, _CONTAINERS_MAX_LARGE)
     return decode_as(body, shape, "The request body")
+
+
+def _operation_of(request: web.Request) -> str:
+    return description_of(request.match_info.route.handler).operation
+
+
+def _check_values(body: bytes) -> None:
+    _check_containers(body, _CONTAINERS_MAX)
+    if body.count(b",") > _VALUES_MAX:
+        raise TooLarge(f"The request body has more than {_VALUES_MAX:,} values")
+
+
+def _check_containers(body: bytes, most: int) -> None:
+    if body.count(b"{") + body.count(b"[") > most:
+        raise TooLarge(f"The request body has more than {most:,} objects and arrays")
 
 
 def _too_large(limit: int) -> TooLarge:
