@@ -19,6 +19,7 @@
     │   ├── NamespaceNotEmpty       409
     │   ├── RequestTimeout          408  the body took too long to arrive
     │   ├── TooLarge                413
+    │   ├── UnsupportedMediaType    415  the body's Content-Encoding is none that is read here
     │   ├── Unprocessable           422  well formed, but contradicts itself or an earlier request
     │   └── ClientGone              499  left before its request had arrived; seen in metrics and logs only
     ├── CommitConflict          409  somebody else was first: refresh and retry
@@ -154,6 +155,12 @@ class TooLarge(RequestError):
     kind = "too_large"
     code = 413
     type = "PayloadTooLargeException"
+
+
+class UnsupportedMediaType(RequestError):
+    kind = "unsupported_media_type"
+    code = 415
+    type = "UnsupportedMediaTypeException"
 
 
 class Unprocessable(RequestError):

@@ -16,6 +16,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -29,13 +30,20 @@ from metaserver.access.authorizer import Authorizer
 from metaserver.access.guard import check_binding, check_logins, is_loopback
 from metaserver.access.keyring import REFRESH_S, open_keyring
 from metaserver.api.app import build_app
-from metaserver.api.http.connections import ConnectionRunner, limits_of, raise_descriptor_limit
+from metaserver.api.http.errors import error_response
 from metaserver.api.http.metrics import ServerMetrics
 from metaserver.api.http.parts import ServerParts
 from metaserver.catalog.catalog import open_catalog
 from metaserver.catalog.claims import fill_rest
 from metaserver.clock import Clock, SystemClock
 from metaserver.commits.group_commit import open_commits
+from metaserver.connections import (
+    Answers,
+    ConnectionLimits,
+    ConnectionRunner,
+    connections_max,
+    raise_descriptor_limit,
+)
 from metaserver.errors import CommitConflict, ConfigError, SeamarkError
 from metaserver.home import prepare_home
 from metaserver.index.files.cleaning import Cleaner
@@ -54,6 +62,10 @@ from metaserver.tls import Certificate
 from metaserver.wire import INDEX_FOLDER
 
 SAMPLE_INTERVAL_S = 1.0
+UNREADABLE = "unreadable"
+"""The operation under which requests that are not HTTP are counted."""
+HEADER_BYTES_MAX = 1 << 20
+"""Of a request's line and headers together; each has aiohttp's own limit of 8 KiB."""
 _PRUNE_BATCH = 1000
 _REPAIRED_SHOWN = 20
 _log = structlog.get_logger("seamark.server")
@@ -188,6 +200,18 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def limits_of(settings: Settings) -> ConnectionLimits:
+    """By the settings; where they leave the number of connections open, by the files that this process may open."""
+    limit = connections_max(settings.connections_limit, files_each=1, least=settings.requests_limit)
+    return ConnectionLimits(
+        connections=limit,
+        per_address=settings.connections_per_address or max(1, limit // 2),
+        header_bytes=HEADER_BYTES_MAX,
+        header_timeout_s=settings.header_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+    )
+
+
 @asynccontextmanager
 async def serving(
     parts: ServerParts, sock: socket.socket, certificate: Certificate | None = None
@@ -197,9 +221,10 @@ async def serving(
     runner = ConnectionRunner(
         build_app(parts),
         limits_of(parts.settings),
-        parts.metrics,
+        Answers(error_response, partial(parts.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if certificate is None else certificate.context,
         access_log=None,
+        auto_decompress=False,  # `bodies` inflates in steps; aiohttp would do it at once, before anybody may refuse
         handle_signals=False,
         keepalive_timeout=parts.settings.idle_timeout_s,
     )

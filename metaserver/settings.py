@@ -188,7 +188,12 @@ class Settings:
     )
     body_limit_bytes: int = setting(
         64 << 20,
-        "Largest request body, unpacked, of operations that take metadata or lists of files, keys or values.",
+        "Largest request body, unpacked, of commits, and of keys to look up as Arrow.",
+        least=1024,
+    )
+    medium_body_limit_bytes: int = setting(
+        4 << 20,
+        "Largest request body, unpacked, of operations that take a filter, a schema, a view or a list of index files.",
         least=1024,
     )
     small_body_limit_bytes: int = setting(

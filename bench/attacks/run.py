@@ -1,4 +1,4 @@
-"""`python -m bench.attacks.run [--quick]`: what attacks on resources cost a good client, and the server in memory."""
+"""`python -m bench.attacks.run [--attack NAME …]`: what attacks cost a good client, and the server in memory."""
 
 from __future__ import annotations
 
@@ -131,8 +131,11 @@ async def besieged(home: Path) -> AsyncIterator[Besieged]:
             yield Besieged(server, http, hostile)
 
 
-async def run(folder: Path, *, quick: bool = False, attacks: Sequence[str] = ATTACKS) -> Report:
-    seconds = 3.0 if quick else 60.0
+async def run(
+    folder: Path, *, quick: bool = False, attacks: Sequence[str] = ATTACKS, seconds: float | None = None
+) -> Report:
+    if seconds is None:
+        seconds = 3.0 if quick else 60.0
     report = Report("attacks", "What does an attack on resources cost a good client?")
     report.peer = "itself without an attack"
     async with besieged(folder / "home") as siege:
@@ -159,8 +162,11 @@ async def run(folder: Path, *, quick: bool = False, attacks: Sequence[str] = ATT
 def main() -> None:
     benches: dict[str, Callable[..., Any]] = {"attacks": run}
     parser: argparse.ArgumentParser = parser_of("bench.attacks.run", __doc__, benches)
+    parser.add_argument("--attack", action="append", choices=ATTACKS, help="only this one; may be given again")
+    parser.add_argument("--seconds", type=float, help="of each attack, instead of 60, or of 3 with --quick")
     chosen = parser.parse_args()
-    run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick)
+    options = {"attacks": chosen.attack or ATTACKS, "seconds": chosen.seconds}
+    run_benches(benches, names_of(parser, chosen, benches), quick=chosen.quick, options=lambda _: options)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,13 @@ from connector.plans.async_client import check_audience, check_url, open_seamark
 from connector.trino.protocol.access_rules import Used, Verdict, judge
 from connector.trino.protocol.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
 from connector.trino.protocol.forwarder import (
+    HEADER_BYTES_MAX,
     Body,
+    ClientBody,
     Forwarder,
     Passing,
+    RefusedBody,
+    failed,
     headers_down,
     open_session,
     read_at_most,
@@ -85,6 +89,15 @@ class ProxySettings:
     statement_bytes: int = 256 << 10
     trust_forwarded: bool = False
     drain_s: float = 10.0
+    connections: int = 0
+    connections_per_address: int = 0
+    header_bytes: int = HEADER_BYTES_MAX
+    header_timeout_s: float = 10.0
+    idle_timeout_s: float = 300.0
+    send_timeout_s: float = 300.0
+    """Longer than a server's: some of Trino's clients read an answer only as fast as their user takes rows."""
+    body_bytes: int = 16 << 20
+    body_timeout_s: float = 30.0
     upstream_tls: ssl.SSLContext | None = None
     authorities: str | None = None
     """PEM file with the authorities of Seamark's certificate."""
@@ -150,6 +163,19 @@ class Proxy:
             _log.debug("request", **fields)
 
     async def _route(self, request: web.BaseRequest) -> _Told:
+        settings = self._settings
+        if (request.content_length or 0) > settings.body_bytes:
+            return _refused(RefusedBody(413, f"The request body is larger than {settings.body_bytes:,} bytes")), ""
+        body = ClientBody(request.content, size_max=settings.body_bytes, timeout_s=settings.body_timeout_s)
+        try:
+            response, told = await self._routed(request, body)
+        except RefusedBody as refusal:
+            return _refused(refusal), ""
+        if body.refusal is not None and not response.prepared:  # aiohttp's client only says that sending failed
+            return _refused(body.refusal), told
+        return response, told
+
+    async def _routed(self, request: web.BaseRequest, content: ClientBody) -> _Told:
         target = request.rel_url.raw_path_qs
         if not target.startswith("/"):
             return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
@@ -161,16 +187,19 @@ class Proxy:
         if coordinator is None and path.startswith(f"{OWN}/"):
             return self._own(request, path), ""
         if path == STATEMENTS and request.method == "POST":
-            return await self._statement(
-                request, [coordinator] if coordinator else self._coordinators.in_turn(), target
-            )
+            candidates = [coordinator] if coordinator else self._coordinators.in_turn()
+            return await self._statement(request, content, candidates, target)
         if renewing := self._waiting.due(path):
             await self._rewriter.renew(renewing)  # before Trino may look for them
         if coordinator is None:
             coordinator = self._coordinators.of_page(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
-        body = request.content if request.body_exists else None
+        body = content.iter_any() if request.body_exists else None
         return await self._forwarder.forward(request, candidates, target, body), ""
+
+    def count_unreadable(self) -> None:
+        """A request came that is not HTTP, and was refused."""
+        self._answered[4].inc()
 
     def _own(self, request: web.BaseRequest, path: str) -> web.Response:
         if request.method not in ("GET", "HEAD"):
@@ -189,11 +218,13 @@ class Proxy:
 
     # Statements
 
-    async def _statement(self, request: web.BaseRequest, candidates: Sequence[Coordinator], target: str) -> _Told:
-        read, whole = await read_at_most(request.content, self._settings.statement_bytes)
+    async def _statement(
+        self, request: web.BaseRequest, content: ClientBody, candidates: Sequence[Coordinator], target: str
+    ) -> _Told:
+        read, whole = await read_at_most(content, self._settings.statement_bytes)
         if not whole:
             told = f"unchanged; longer than {self._settings.statement_bytes} bytes"
-            return await self._unchanged(request, candidates, target, rest_of(read, request.content), told)
+            return await self._unchanged(request, candidates, target, rest_of(read, content), told)
         begun_s = time.monotonic()
         rewriting = await self._rewritten(request, read)
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
@@ -379,6 +410,12 @@ def _response(answer: TrinoAnswer) -> web.Response:
     headers = answer.headers
     headers.popall("Content-Length", None)
     return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)
+
+
+def _refused(refusal: RefusedBody) -> web.Response:
+    response = failed(refusal.status, refusal.message)
+    response.force_close()
+    return response
 
 
 def _shown(path: str) -> str:

@@ -1,10 +1,9 @@
-"""The proxy as a process: a socket, TLS, signals, and an end that waits for what is under way."""
+"""The proxy as a process: a socket, limits on connections, TLS, signals, an end that waits for what is under way."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import signal
 import socket
 import ssl
@@ -17,13 +16,12 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX
+from connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, failed
 from connector.trino.proxy import Proxy, ProxySettings, open_proxy
+from metaserver.connections import Answers, ConnectionLimits, Connections, connections_max, raise_descriptor_limit
 from metaserver.tls import Certificate
 
 _BACKLOG = 1024
-_KEEPALIVE_S = 300.0
-"""Of clients' idle connections."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -51,28 +49,46 @@ def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | 
     return context
 
 
+def limits_of(settings: ProxySettings) -> ConnectionLimits:
+    """By the settings; where they leave the number of connections open, by the files that this process may open: each
+    client takes one to a coordinator besides. Behind another proxy all come from one address."""
+    limit = connections_max(settings.connections, files_each=2, least=0)
+    share = limit if settings.trust_forwarded else max(1, limit // 2)
+    return ConnectionLimits(
+        connections=limit,
+        per_address=settings.connections_per_address or share,
+        header_bytes=settings.header_bytes,
+        header_timeout_s=settings.header_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+    )
+
+
 @asynccontextmanager
-async def serving(proxy: Proxy, sock: socket.socket, tls: ssl.SSLContext | None, drain_s: float) -> AsyncIterator[None]:
+async def serving(
+    proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
+) -> AsyncIterator[None]:
     """Answers requests on `sock` for as long as the block runs, then those that are under way, for `drain_s`."""
-    server = web.Server(
+    inner = web.Server(
         proxy.handle,
         handler_cancellation=True,  # a client that leaves takes its request along
         auto_decompress=False,
         access_log=None,
-        keepalive_timeout=_KEEPALIVE_S,
-        max_line_size=HEADER_BYTES_MAX,
-        max_field_size=HEADER_BYTES_MAX,
+        keepalive_timeout=settings.idle_timeout_s,
+        max_line_size=min(HEADER_BYTES_MAX, settings.header_bytes),
+        max_field_size=min(HEADER_BYTES_MAX, settings.header_bytes),
         max_headers=HEADERS_MAX,
     )
+    answers = Answers(lambda status, _, message: failed(status, message), proxy.count_unreadable)
+    server = Connections(inner, limits_of(settings), answers, tls)
     runner = web.ServerRunner(server, handle_signals=False)
     await runner.setup()
     try:
-        site = web.SockSite(runner, sock, backlog=_BACKLOG, ssl_context=tls)
+        site = web.SockSite(runner, sock, backlog=_BACKLOG)
         await site.start()
         yield
         proxy.draining = True
         await site.stop()
-        deadline_s = time.monotonic() + drain_s
+        deadline_s = time.monotonic() + settings.drain_s
         while proxy.answering and time.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
             await asyncio.sleep(0.02)
         if proxy.answering:
@@ -95,7 +111,7 @@ async def serve(
     if tls is not None:
         loop.add_signal_handler(signal.SIGHUP, tls.reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
-    async with open_proxy(settings) as proxy, serving(proxy, sock, context, settings.drain_s):
+    async with open_proxy(settings) as proxy, serving(proxy, settings, sock, context):
         # Modules are there for good; the collector's rounds through them would hold up everybody.
         gc.collect()
         gc.freeze()
@@ -108,8 +124,7 @@ async def serve(
 
 
 def run(settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # two for each client: the usual 1,024 are few
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError, OSError):
+        raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, sock, tls, on_ready))

@@ -136,6 +136,75 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="For requests that are under way when it is told to end.",
 )
 @click.option(
+    "--connections",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    default=ProxySettings.connections,
+    show_default=True,
+    help="Open connections of clients; at the limit, those that are silent or idle make room. 0: by the files that the "
+    "process may open, at most 10,000.",
+)
+@click.option(
+    "--connections-per-address",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    default=ProxySettings.connections_per_address,
+    show_default=True,
+    help="Of them, those of one address. 0: half of them; all with --trust-forwarded.",
+)
+@click.option(
+    "--header-bytes",
+    type=click.IntRange(min=8192),
+    metavar="BYTES",
+    default=ProxySettings.header_bytes,
+    show_default=True,
+    help="Largest header of a request, all fields together: prepared statements come in headers.",
+)
+@click.option(
+    "--header-timeout",
+    "header_timeout_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    default=ProxySettings.header_timeout_s,
+    show_default=True,
+    help="How long the header of a request, and a TLS handshake, may take to arrive.",
+)
+@click.option(
+    "--idle-timeout",
+    "idle_timeout_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    default=ProxySettings.idle_timeout_s,
+    show_default=True,
+    help="How long a connection is kept open without a request.",
+)
+@click.option(
+    "--send-timeout",
+    "send_timeout_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    default=ProxySettings.send_timeout_s,
+    show_default=True,
+    help="How long a client may leave an answer unread before its connection is cut.",
+)
+@click.option(
+    "--body-bytes",
+    type=click.IntRange(min=0),
+    metavar="BYTES",
+    default=ProxySettings.body_bytes,
+    show_default=True,
+    help="Largest body of a request, as it is sent.",
+)
+@click.option(
+    "--body-timeout",
+    "body_timeout_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    default=ProxySettings.body_timeout_s,
+    show_default=True,
+    help="How long a body may take to arrive, and a second more for each 64 KiB of it.",
+)
+@click.option(
     "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
 )
 @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token, of a reader. [SEAMARK_TOKEN]")

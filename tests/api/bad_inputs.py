@@ -102,7 +102,8 @@ def _bodies() -> Iterator[BadInput]:
     large = b'{"namespace": ["' + b"a" * BODY_LIMIT_BYTES + b'"]}'
     yield post("more than `body_limit_bytes`", large, status=413, type_="PayloadTooLargeException")
     yield BadInput("Bodies", "gzip announced, none sent", "POST", N, b"x" * 50, headers=(("Content-Encoding", "gzip"),))
-    yield BadInput("Bodies", "an encoding nobody knows", "POST", N, b"x" * 50, headers=(("Content-Encoding", "lzw"),))
+    unknown, media = (("Content-Encoding", "lzw"),), "UnsupportedMediaTypeException"
+    yield BadInput("Bodies", "an encoding nobody knows", "POST", N, b"x" * 50, 415, media, unknown)
 
 
 def _names() -> Iterator[BadInput]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import gzip
+import io
 import json
 import zlib
 from collections.abc import AsyncIterator
@@ -18,9 +19,10 @@ from aiohttp import web
 
 from metaserver.access.tokens import create_token
 from metaserver.api.app import add_routes
+from metaserver.api.http.bodies import LARGE, MEDIUM, body_limit
 from metaserver.api.http.describe import description_of
 from metaserver.api.http.keys import SETTINGS
-from metaserver.api.http.slots import Bound, Bounds, RequestSlot
+from metaserver.api.http.slots import Bound, Bounds, RequestSlot, Turns
 from metaserver.clock import SystemClock
 from metaserver.errors import RetryLater, TooManyRequests
 from metaserver.settings import Settings
@@ -104,14 +106,18 @@ async def test_a_login_reads_no_more_of_a_strangers_body_than_a_login_needs(logi
 async def test_ordinary_operations_take_small_bodies_and_those_with_lists_large_ones(
     tmp_path: Path, announced: bool
 ) -> None:
-    async with running(tmp_path, small_body_limit_bytes=2000, body_limit_bytes=100_000) as server:
+    async with running(
+        tmp_path, small_body_limit_bytes=2000, medium_body_limit_bytes=50_000, body_limit_bytes=100_000
+    ) as server:
         for path, size, status in (
             ("/v1/namespaces", 3000, 413),
             (f"{TABLE}/metrics", 3000, 413),
             (f"{TABLE}/sign", 3000, 413),
             (f"{TABLE}/plan", 3000, 404),
             ("/v1/namespaces/db/tables", 3000, 400),
-            ("/v1/namespaces/db/tables", 200_000, 413),
+            ("/v1/namespaces/db/tables", 60_000, 413),
+            ("/api/v1/tables/db/t/commit", 60_000, 400),
+            ("/api/v1/tables/db/t/commit", 200_000, 413),
         ):
             body = b'{"x":"' + b"y" * size + b'"}'
             async with await Wire.open(server) as wire:
@@ -122,6 +128,43 @@ async def test_ordinary_operations_take_small_bodies_and_those_with_lists_large_
                     await wire.send(head_of("POST", path, "Transfer-Encoding: chunked"))
                     wire.writer.write(chunked(body) + b"0\r\n\r\n")
                 assert (path, (await wire.answer())[0]) == (path, status)
+
+
+def test_only_commits_of_files_and_keys_in_arrow_take_large_bodies() -> None:
+    settings = Settings()
+    limits = {operation: body_limit(operation, settings) for *_, operation in routes()}
+    assert {one for one, limit in limits.items() if limit > 4 << 20} == {"commitChange", "lookupKeys"}
+    assert {one for one, limit in limits.items() if limit > 1 << 20} == LARGE | MEDIUM
+    assert set(limits) >= LARGE | MEDIUM
+    assert body_limit("getToken", settings) == 16 << 10
+
+
+@pytest.mark.parametrize(
+    ("one", "what"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
+)
+async def test_short_values_in_great_number_are_refused_before_they_are_parsed(
+    tmp_path: Path, one: bytes, what: bytes
+) -> None:
+    async with running(tmp_path) as server:
+        for count, status in ((90_000, 400), (700_000, 413)):
+            body = b'{"name":"t","schema":[' + (one + b",") * count + one + b"]}"
+            async with server.http.post(server.url + "/v1/namespaces/db/tables", data=io.BytesIO(body)) as answer:
+                assert (answer.status, what in await answer.read()) == (status, status == 413)
+
+
+async def test_who_sends_many_large_bodies_waits_for_its_own() -> None:
+    turns, order = Turns(), []
+
+    async def take(holder: str) -> None:
+        async with turns.of(holder):
+            order.append(holder)
+            await asyncio.sleep(0)
+
+    hostile = [asyncio.create_task(take("eve")) for _ in range(50)]
+    await asyncio.sleep(0)
+    await asyncio.gather(take("ann"), take("bob"), *hostile)
+    assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
+    assert len(order) == 52
 
 
 async def test_a_bomb_is_refused_when_it_has_unpacked_to_the_limit(tmp_path: Path) -> None:

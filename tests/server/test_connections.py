@@ -15,15 +15,16 @@ import pytest
 import structlog
 from aiohttp import web
 
-from metaserver.api.http.connections import (
+from metaserver.api.http.errors import error_response
+from metaserver.connections import (
+    Answers,
     Connection,
     ConnectionLimits,
     ConnectionRunner,
     Connections,
-    limits_of,
     raise_descriptor_limit,
 )
-from metaserver.api.http.metrics import ServerMetrics
+from metaserver.server import limits_of
 from metaserver.settings import Settings
 from tests.server.rig import Running, running
 from tests.waits import until
@@ -150,8 +151,10 @@ async def test_an_address_has_its_share_of_connections_and_idle_ones_make_room(t
 
 
 async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them() -> None:
-    limits = ConnectionLimits(connections=10_000, per_address=5_000, header_timeout_s=10, send_timeout_s=60)
-    runner = ConnectionRunner(web.Application(), limits, ServerMetrics())
+    limits = ConnectionLimits(
+        connections=10_000, per_address=5_000, header_bytes=1 << 20, header_timeout_s=10, send_timeout_s=60
+    )
+    runner = ConnectionRunner(web.Application(), limits, Answers(error_response, lambda: None))
     await runner.setup()
     guard, loop = runner.server, asyncio.get_running_loop()
     assert isinstance(guard, Connections)
@@ -210,11 +213,12 @@ async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path
 
 async def test_an_answer_that_nobody_reads_does_not_stay_in_memory(tmp_path: Path) -> None:
     async with running(tmp_path, send_timeout_s=2, log_level="error") as server, await Wire.open(server) as wire:
+        connections = _connections()
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         wire.writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
-        guards = _guards()
-        await until(lambda: _count(guards) == 1)
-        await until(lambda: _count(guards) == 0)
+        await until(lambda: connections.count == 1)
+        await until(lambda: connections.count == 0)
+        connections.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -280,12 +284,8 @@ def test_the_bound_on_connections_leaves_files_for_the_rest() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def _guards() -> list[Connections]:
-    """Of all servers in this process. A look at all objects holds up the server, so it is taken once."""
-    return [one for one in gc.get_objects() if isinstance(one, Connections)]
-
-
-def _count(guards: list[Connections]) -> int:
-    for one in guards:
-        one.check_invariants()
-    return sum(one.count for one in guards)
+def _connections() -> Connections:
+    """Of the only server of this test; servers of tests before it may not have been collected yet."""
+    loop = asyncio.get_running_loop()
+    (found,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
+    return found

@@ -26,7 +26,7 @@ from yarl import URL
 from connector.trino.protocol.coordinators import Coordinator
 
 HEADER_BYTES_MAX = 1 << 20
-"""Of one header field, either way: prepared statements come in headers."""
+"""Of one header field, either way: prepared statements come in headers. Of a client's whole header by default."""
 HEADERS_MAX = 1000
 _CONNECT_S = 5.0
 _READ_S = 600.0
@@ -49,7 +49,69 @@ _log = structlog.get_logger("seamark.trino-proxy")
 Body = bytes | AsyncIterable[bytes] | None
 Passing = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
 """The coordinator that answered, its answer, and the headers that the client is to get."""
+_BODY_RATE_LEAST = 64 << 10
+"""Bytes a second that a client's body must have beyond its time."""
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+class RefusedBody(Exception):
+    """`status` and message are for the client."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class ClientBody:
+    """A client's body within bounds of size and time. Time counts while the client is waited for: how long a
+    coordinator takes to accept what came does not. `refusal` says how it fell out of them, since aiohttp's client hides
+    the errors of a body that it sends."""
+
+    def __init__(self, content: aiohttp.StreamReader, *, size_max: int, timeout_s: float) -> None:
+        self._content = content
+        self._size_max = size_max
+        self._timeout_s = timeout_s
+        self._size = 0
+        self._waited_s = 0.0
+        self.refusal: RefusedBody | None = None
+
+    async def readany(self) -> bytes:
+        """What has come, b"" at the end. RefusedBody."""
+        if self._content.is_eof() and self.refusal is None:  # most came with their headers
+            chunk = self._content.read_nowait()
+        else:
+            chunk = await self._wait()
+        self._size += len(chunk)
+        if self._size > self._size_max:
+            raise self._refuse(413, f"The request body is larger than {self._size_max:,} bytes (--body-bytes)")
+        return chunk
+
+    def at_eof(self) -> bool:
+        return self._content.at_eof()
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """All that is still to come. RefusedBody."""
+        while chunk := await self.readany():
+            yield chunk
+
+    async def _wait(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        left_s = self._timeout_s + self._size / _BODY_RATE_LEAST - self._waited_s
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._content.readany()
+        except TimeoutError:
+            raise self._refuse(
+                408, f"The request body took too long: {self._size:,} bytes came (--body-timeout)"
+            ) from None
+        finally:
+            self._waited_s += loop.time() - begun_s
+
+    def _refuse(self, status: int, message: str) -> RefusedBody:
+        self.refusal = RefusedBody(status, message)
+        return self.refusal
 
 
 @asynccontextmanager
@@ -129,18 +191,18 @@ class Forwarder:
                 unreached = error
                 continue
             except TimeoutError:
-                return _failed(504, f"{coordinator} has not answered in {_READ_S:g} s")
+                return failed(504, f"{coordinator} has not answered in {_READ_S:g} s")
             except aiohttp.ClientError as error:
                 _log.warning("coordinator did not answer", coordinator=str(coordinator), error=repr(error))
-                return _failed(502, f"{coordinator} did not answer: {error or type(error).__name__}")
+                return failed(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
                 if passing is None:
                     return await _pass_back(request, answer, told or {})
                 try:
                     return await passing(coordinator, answer, headers_down(answer, told or {}))
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    return _failed(502, f"The answer broke off: {error or type(error).__name__}")
-        return _failed(502, f"No coordinator can be reached: {unreached}")
+                    return failed(502, f"The answer broke off: {error or type(error).__name__}")
+        return failed(502, f"No coordinator can be reached: {unreached}")
 
 
 def headers_down(answer: aiohttp.ClientResponse, told: Mapping[str, str]) -> CIMultiDict[str]:
@@ -158,7 +220,7 @@ async def _pass_back(
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
-        return _failed(502, f"The answer broke off before its body: {error or type(error).__name__}")
+        return failed(502, f"The answer broke off before its body: {error or type(error).__name__}")
     if first and answer.content.at_eof():  # most answers are small: head and body in one packet
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
@@ -179,14 +241,14 @@ async def _pass_back(
     return response
 
 
-async def rest_of(read: bytes, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def rest_of(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
     """A body of which `read` has been read already."""
     yield read
     async for chunk in content.iter_any():
         yield chunk
 
 
-async def read_at_most(content: aiohttp.StreamReader, size_bytes: int) -> tuple[bytes, bool]:
+async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: int) -> tuple[bytes, bool]:
     """The body, or its beginning (a little more than `size_bytes`) where it is longer; and whether that is all."""
     parts: list[bytes] = []
     size = 0
@@ -199,7 +261,8 @@ async def read_at_most(content: aiohttp.StreamReader, size_bytes: int) -> tuple[
     return b"".join(parts), False
 
 
-def _failed(status: int, why: str) -> web.Response:
+def failed(status: int, why: str) -> web.Response:
+    """An answer of the proxy's own."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 
 

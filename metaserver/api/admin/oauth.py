@@ -29,7 +29,7 @@ from metaserver.access.tokens import PREFIX
 from metaserver.api.http.describe import ResponseSpec, describe
 from metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
 from metaserver.api.http.requests import read_body
-from metaserver.errors import TooLarge, Unauthenticated
+from metaserver.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
 from metaserver.wire import encode_json
 
 _FIELDS_MAX = 32
@@ -114,7 +114,7 @@ async def _read_form(request: web.Request) -> dict[str, str]:
         raise _Refusal("invalid_request", f"Send the parameters as {_FORM}")
     try:
         body = await read_body(request)
-    except TooLarge as error:
+    except (BadRequest, TooLarge, UnsupportedMediaType) as error:
         raise _Refusal("invalid_request", error.message) from None
     try:
         pairs = parse_qsl(

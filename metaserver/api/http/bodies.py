@@ -1,6 +1,7 @@
 """Reads the bodies of requests within bounds: of size by operation, of time, and of what all of them hold together.
 
-Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. An operation has the ordinary
+Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. Packed bodies are inflated here
+in small steps, one at a time in all, and the loop serves others between them. An operation has the ordinary
 limit unless it stands below: lists of files, keys and values need more, logins less. Who sends a body has passed the
 login and, as far as the path says where, the check of its role; only `getToken` reads from strangers.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-from aiohttp import StreamReader, web
+from aiohttp import web
 
-from metaserver.api.http.connections import Connection
+from metaserver.api.http.content_codings import Inflater, coding_of
 from metaserver.api.http.describe import description_of
 from metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
 from metaserver.api.http.slots import RequestSlot
+from metaserver.connections import Connection
 from metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
 from metaserver.settings import Settings
 from metaserver.wire import decode_as
@@ -25,19 +27,20 @@ T = TypeVar("T")
 PLACE: web.RequestKey[RequestSlot] = web.RequestKey("place", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
-LARGE = frozenset(
+LARGE = frozenset({"commitChange", "lookupKeys"})
+"""Operations whose bodies may have `body_limit_bytes`: commits that list files, and keys in Arrow, of which no value is
+parsed by itself."""
+MEDIUM = frozenset(
     {
         "createTable",
         "updateTable",
         "commitTransaction",
         "createView",
         "replaceView",
-        "commitChange",
         "planTableScan",
         "explain",
         "makePlanTable",
         "makePlanView",
-        "lookupKeys",
         "selectRows",
         "registerIndexFiles",
         "finishIndexBuild",
@@ -47,19 +50,22 @@ LARGE = frozenset(
         "listUnheldFiles",
     }
 )
-"""Operations whose bodies may have `body_limit_bytes`."""
+"""Operations whose bodies may have `medium_body_limit_bytes`: a filter, a schema, or a list of index files. msgspec
+parses in one go, and nothing else runs meanwhile: so a reader's bodies are bounded by what takes some milliseconds."""
 TOKEN_BODY_MAX = 16 << 10
 """Of `getToken`, the only body that is read from strangers: two tokens of the longest kind fit."""
 RATE_LEAST = 64 << 10
 """Bytes a second that a body must have beyond `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
 """Of a body that was not read, so much is read after the answer, since some clients read it only then."""
-_RATIO_MAX = 200
-"""How much larger than it was sent a body of more than a megabyte may be: text has a tenth of that."""
+_INFLATED_BYTES = 64 << 10
+"""Of a packed body, so much is inflated before the loop serves others: a fraction of a millisecond."""
 QUICK_BYTES = 256 << 10
 """Larger bodies are not parsed in the event loop."""
-_CONTAINERS_MAX = 4_000_000
-"""Objects and arrays in a body: each costs some sixty bytes however short it is written."""
+_CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
+"""Objects and arrays in a body, and in one of `LARGE`: each costs some sixty bytes however short it is written."""
+_VALUES_MAX = 600_000
+"""Commas in a body that is not of `LARGE`: a filter lists half a million numbers."""
 
 
 def body_limit(operation: str, settings: Settings) -> int:
@@ -68,24 +74,29 @@ def body_limit(operation: str, settings: Settings) -> int:
         return min(TOKEN_BODY_MAX, settings.body_limit_bytes)
     if operation in LARGE:
         return settings.body_limit_bytes
+    if operation in MEDIUM:
+        return min(settings.medium_body_limit_bytes, settings.body_limit_bytes)
     return min(settings.small_body_limit_bytes, settings.body_limit_bytes)
 
 
 async def read(request: web.Request) -> bytes:
     """The body's bytes, unpacked as its Content-Encoding says; the same ones when asked again.
 
-    TooLarge; BadRequest for one that does not unpack; RequestTimeout for one that takes too long; ClientGone;
-    RetryLater and TooManyRequests where all bodies together, or those of who asks, hold too much."""
+    TooLarge; BadRequest for one that does not unpack; UnsupportedMediaType for a coding that is not read here;
+    RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
+    those of who asks, hold too much."""
     known: bytes | None = request.get(_BODY)
     if known is not None:
         return known
     settings = request.app[SETTINGS]
-    limit = body_limit(description_of(request.match_info.route.handler).operation, settings)
+    operation = _operation_of(request)
+    limit = body_limit(operation, settings)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     content, place = request.content, request.get(PLACE)
+    coding = coding_of(request.headers.getall("Content-Encoding", ()))
     try:
-        if content.is_eof() and content.exception() is None:  # as most do, it came with the headers
+        if not coding and content.is_eof() and content.exception() is None:  # as most do, it came with the headers
             if content.total_bytes > limit:
                 raise _too_large(limit)
             body = bytes(content.read_nowait())
@@ -93,7 +104,7 @@ async def read(request: web.Request) -> bytes:
                 place.keep(len(body))
         else:
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
-            body = await _receive(request, limit, timeout_s, place)
+            body = await _receive(request, limit, timeout_s, place, coding)
     except web.RequestPayloadError:
         # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
         content.feed_eof()
@@ -101,42 +112,61 @@ async def read(request: web.Request) -> bytes:
         raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
     except ConnectionError:
         raise ClientGone("The client left before its request had arrived") from None
+    if len(body) > QUICK_BYTES and operation not in LARGE:
+        _check_values(body)
     request[_BODY] = body
     return body
 
 
-async def _receive(request: web.Request, limit: int, timeout_s: float, place: RequestSlot | None) -> bytes:
-    content, received = request.content, bytearray()
+async def _receive(request: web.Request, limit: int, timeout_s: float, place: RequestSlot | None, coding: str) -> bytes:
+    received, inflater = bytearray(), Inflater(coding) if coding else None
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
+
+    def take(chunk: bytes) -> None:
+        nonlocal received
+        if len(received) + len(chunk) > limit:
+            raise _too_large(limit)
+        if place is not None:
+            place.keep(len(chunk))
+        received += chunk
+        allowed.reschedule(begun_s + timeout_s + len(received) / RATE_LEAST)
+
     if place is not None:
         place.begin_reading()
     try:
         async with asyncio.timeout(timeout_s) as allowed:
-            while chunk := await content.readany():
-                if len(received) + len(chunk) > limit:
-                    raise _too_large(limit)
-                if len(received) > _LINGERING_BYTES and len(received) > _RATIO_MAX * _sent_bytes(content):
-                    raise TooLarge(
-                        f"The request body unpacks to more than {_RATIO_MAX} times its size; send it unpacked"
-                    )
-                if place is not None:
-                    place.keep(len(chunk))
-                received += chunk
-                allowed.reschedule(begun_s + timeout_s + len(received) / RATE_LEAST)
+            async for sent in request.content.iter_any():
+                if inflater is None:
+                    take(sent)
+                    continue
+                inflater.feed(sent)
+                while chunk := await _inflate(request, inflater):
+                    take(chunk)
     except TimeoutError:
         raise RequestTimeout(
             f"The request body took too long: {len(received):,} bytes came in {loop.time() - begun_s:.0f} s"
         ) from None
+    if inflater is not None:
+        inflater.finish()
     if place is not None:
         place.end_reading()
     return bytes(received)
 
 
-def _sent_bytes(content: StreamReader) -> int:
-    """As the client sent them."""
-    packed = content.total_compressed_bytes
-    return content.total_bytes if packed is None else packed
+async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
+    """One step; the loop serves others after it. Of all packed bodies one makes a step at a time, so that together they
+    take no more of the loop than one."""
+    async with request.app[BOUNDS].inflating.of(_holder(request)):
+        chunk = inflater.inflate(_INFLATED_BYTES)
+        await asyncio.sleep(0)
+    return chunk
+
+
+def _holder(request: web.Request) -> str:
+    """Who has a turn among others: the principal, of a stranger the address."""
+    principal = request.get(PRINCIPAL)
+    return f"address {request.remote}" if principal is None else principal.name
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
@@ -157,7 +187,7 @@ async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
     times its memory. BadRequest names the field that is wrong."""
     if len(body) <= QUICK_BYTES:
         return parse_now(body, shape)
-    async with request.app[BOUNDS].parsing:
+    async with request.app[BOUNDS].parsing.of(_holder(request)):
         return await asyncio.to_thread(parse_now, body, shape)
 
 
@@ -165,9 +195,24 @@ def parse_now(body: bytes, shape: type[T]) -> T:
     """As `parse`, where that is."""
     if not body:
         raise BadRequest("The request body is empty; send a JSON object")
-    if len(body) > QUICK_BYTES and body.count(b"{") + body.count(b"[") > _CONTAINERS_MAX:
-        raise TooLarge(f"The request body has more than {_CONTAINERS_MAX:,} objects and arrays")
+    if len(body) > QUICK_BYTES:
+        _check_containers(body, _CONTAINERS_MAX_LARGE)
     return decode_as(body, shape, "The request body")
+
+
+def _operation_of(request: web.Request) -> str:
+    return description_of(request.match_info.route.handler).operation
+
+
+def _check_values(body: bytes) -> None:
+    _check_containers(body, _CONTAINERS_MAX)
+    if body.count(b",") > _VALUES_MAX:
+        raise TooLarge(f"The request body has more than {_VALUES_MAX:,} values")
+
+
+def _check_containers(body: bytes, most: int) -> None:
+    if body.count(b"{") + body.count(b"[") > most:
+        raise TooLarge(f"The request body has more than {most:,} objects and arrays")
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -12,7 +12,8 @@ import re
 
 from aiohttp import web
 
-from metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge
+from metaserver.api.http.content_codings import ACCEPTED
+from metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge, UnsupportedMediaType
 from metaserver.wire import encode_json
 
 _EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
@@ -24,7 +25,7 @@ _TYPES = {
     405: "UnsupportedOperationException",
     406: "UnsupportedOperationException",
     413: TooLarge.type,
-    415: "UnsupportedMediaTypeException",
+    415: UnsupportedMediaType.type,
     503: RetryLater.type,
 }
 
@@ -41,10 +42,13 @@ def error_body(status: int, kind: str, message: str) -> bytes:
 
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
-    """The answer for `error`, with Retry-After for errors that may pass and a challenge for a missing login."""
+    """The answer for `error`, with Retry-After for errors that may pass, a challenge for a missing login, and the
+    supported codings for a body in another one."""
     response = error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
         response.headers["Retry-After"] = str(max(1, error.retry_after_s))
+    if isinstance(error, UnsupportedMediaType):
+        response.headers["Accept-Encoding"] = ", ".join(ACCEPTED)  # RFC 9110, 15.5.16
     if error.code == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="seamark"'
     return response

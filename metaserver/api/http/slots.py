@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from metaserver.errors import RetryLater, TooManyRequests
 
@@ -52,6 +55,21 @@ class Bound:
         assert all(0 < held <= self.share for held in self._held.values())
 
 
+class Turns:
+    """One of all at a time, and one of each holder in the queue for it: who sends much waits for its own."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Lock()
+        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def of(self, holder: str) -> AsyncIterator[None]:
+        """The turn of `holder`, for as long as the block runs."""
+        own = self._own.setdefault(holder, asyncio.Lock())
+        async with own, self._all:
+            yield
+
+
 class Bounds:
     """The limits of one worker."""
 
@@ -63,8 +81,10 @@ class Bounds:
         # The timeline refuses more than `watchers`; its reads that do not wait are few and short.
         self.watching = Bound("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = Bound("bytes of bodies", body_bytes, max(1, body_bytes // 2))
-        self.parsing = asyncio.Lock()
+        self.parsing = Turns()
         """Large bodies are parsed one at a time."""
+        self.inflating = Turns()
+        """Compressed bodies are inflated one step at a time."""
 
     def check_invariants(self) -> None:
         for bound in (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies):

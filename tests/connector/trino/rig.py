@@ -86,10 +86,9 @@ async def proxied(*trino: str, seamark: str = "", tls: Any = None, **settings: A
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
-        proxy = await stack.enter_async_context(
-            open_proxy(ProxySettings(trino=trino, seamark=seamark or nowhere(), **given))
-        )
-        await stack.enter_async_context(serving(proxy, sock, tls, given["drain_s"]))
+        of_proxy = ProxySettings(trino=trino, seamark=seamark or nowhere(), **given)
+        proxy = await stack.enter_async_context(open_proxy(of_proxy))
+        await stack.enter_async_context(serving(proxy, of_proxy, sock, tls))
         http = aiohttp.ClientSession(
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),

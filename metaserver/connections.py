@@ -1,10 +1,11 @@
-"""What a connection may cost before and between its requests: the layer below the middleware.
+"""What a connection may cost before and between its requests: the layer below the handlers, of the server and of the
+proxy before Trino.
 
 aiohttp's protocol has one timer, for idle connections. This module adds the rest: a time limit for the header and for a
-client that does not read its answer, bounds on connections in all and per address, and answers of our own for what is
-not HTTP. With TLS, a connection counts before its handshake. At a bound, the connection that has waited longest without
-having sent a request makes room, then the one that is idle longest; requests under way are never cut off. So a flood of
-silent connections cannot keep clients out.
+client that does not read its answer, bounds on the header as a whole, on connections in all and per address, and
+answers of our own for what is not HTTP. With TLS, a connection counts before its handshake. At a bound, the connection
+that has waited longest without having sent a request makes room, then the one that is idle longest; requests under way
+are never cut off. So a flood of silent connections cannot keep clients out.
 
 Nothing that a client sent is logged here: a header that does not parse may be a token.
 """
@@ -18,6 +19,7 @@ import ssl
 import traceback
 from asyncio.sslproto import SSLProtocol
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, cast
@@ -27,14 +29,8 @@ from aiohttp import http_exceptions, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
-from metaserver.api.http.errors import error_response
-from metaserver.api.http.metrics import ServerMetrics
-from metaserver.errors import TooManyRequests
-from metaserver.settings import Settings
-from metaserver.wire import encode_json
+from metaserver.errors import RequestTimeout, TooManyRequests
 
-UNREADABLE = "unreadable"
-"""The operation under which requests that are not HTTP are counted."""
 CONNECTIONS_MAX = 10_000
 _CONNECTIONS_LEAST = 4
 _NOTICE_INTERVAL_S = 10.0
@@ -43,20 +39,8 @@ _LINGERING_S = 2.0
 _LEAVING_S = 0.5
 _REMEMBERED = 256
 """Idle connections that are found at once."""
+_HEADER_TOO_LARGE = "RequestHeaderFieldsTooLargeException"
 _log = structlog.get_logger("seamark.connections")
-
-
-def _canned(status: str, kind: str, message: str) -> bytes:
-    body = encode_json({"error": {"message": message, "type": kind, "code": int(status[:3]), "stack": []}})
-    head = (
-        f"HTTP/1.1 {status}\r\nServer: seamark\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-_CROWDED = _canned("429 Too Many Requests", TooManyRequests.type, "Too many connections; use those that are open")
-_SLOW = _canned("408 Request Timeout", "RequestTimeoutException", "The header of the request took too long to arrive")
 
 
 def raise_descriptor_limit() -> int:
@@ -71,25 +55,32 @@ def raise_descriptor_limit() -> int:
 class ConnectionLimits:
     connections: int
     per_address: int
+    header_bytes: int
+    """Of the request line and all headers of a request."""
     header_timeout_s: float
     send_timeout_s: float
 
 
-def limits_of(settings: Settings) -> ConnectionLimits:
-    """By the settings; where they leave it open, half of the files that this process may still open."""
-    limit = settings.connections_limit
-    if not limit:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        free = CONNECTIONS_MAX * 2 if files == resource.RLIM_INFINITY else files - _open_files()
-        limit = max(_CONNECTIONS_LEAST, min(CONNECTIONS_MAX, free // 2))
-        if free < settings.requests_limit:
-            _log.warning("few files may be opened: raise the limit (ulimit -n)", files=files, connections=limit)
-    return ConnectionLimits(
-        connections=limit,
-        per_address=settings.connections_per_address or max(1, limit // 2),
-        header_timeout_s=settings.header_timeout_s,
-        send_timeout_s=settings.send_timeout_s,
-    )
+@dataclass(frozen=True)
+class Answers:
+    """What a server says where no handler does: `respond` makes an answer from status, type and message, `unreadable`
+    counts a request that is not HTTP."""
+
+    respond: Callable[[int, str, str], web.Response]
+    unreadable: Callable[[], None]
+
+
+def connections_max(limit: int, *, files_each: int, least: int) -> int:
+    """`limit`; where that is 0, so many that half of the files that this process may still open are left for the rest
+    of its work, each taking `files_each` of them. A warning where not even `least` files are free."""
+    if limit:
+        return limit
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
+    limit = max(_CONNECTIONS_LEAST, min(CONNECTIONS_MAX, free // (2 * files_each)))
+    if free < least:
+        _log.warning("few files may be opened: raise the limit (ulimit -n)", files=files, connections=limit)
+    return limit
 
 
 def _open_files() -> int:
@@ -107,7 +98,16 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
 class Connection(RequestHandler):
     """One connection; its base reads requests and writes answers."""
 
-    __slots__ = ("_guard", "_handshake", "_header_timer", "_leaving", "_send_timer", "address", "admitted")
+    __slots__ = (
+        "_guard",
+        "_handshake",
+        "_header_bytes",
+        "_header_timer",
+        "_leaving",
+        "_send_timer",
+        "address",
+        "admitted",
+    )
 
     def __init__(self, guard: Connections, handshake: Handshake | None, **options: Any) -> None:
         """`handshake` counts in its place until it is made."""
@@ -117,6 +117,7 @@ class Connection(RequestHandler):
         self.admitted = False
         self._leaving = False
         self._guard = guard
+        self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -134,7 +135,7 @@ class Connection(RequestHandler):
         if not self._guard.admit(self):
             self._force_close = True
             open_transport = cast(asyncio.Transport, transport)
-            open_transport.write(_CROWDED)
+            open_transport.write(self._guard.crowded)
             open_transport.close()
             return
         self.admitted = True
@@ -154,16 +155,26 @@ class Connection(RequestHandler):
         if self._leaving:
             return
         before = self._request_count
+        in_header = self._awaits_header()
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
             self._guard.unreadable(self, error)
             self.force_close()
             return
-        if self._request_count != before:
+        self._header_bytes = self._header_bytes + len(data) if in_header and self._request_count == before else 0
+        if self._header_bytes > self._guard.limits.header_bytes:
+            self._leave_header()
+        elif self._request_count != before:
             self._disarm()
         elif data and self._header_timer is None and self._current_request is None and not self._messages:
             self._arm()
+
+    def _awaits_header(self) -> bool:
+        """Whether what comes next belongs to no body."""
+        if self._messages:
+            return self._messages[-1][1].is_eof()
+        return self._current_request is None or self._current_request.content.is_eof()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -197,7 +208,7 @@ class Connection(RequestHandler):
             kind, message = "InternalServerError", "Internal error; the server's log tells more"
         if request.writer.output_size > 0:
             raise ConnectionError("The answer has begun; it cannot become another one")
-        response = error_response(status, kind, message)
+        response = self._guard.answers.respond(status, kind, message)
         response.headers["Server"] = "seamark"
         response.force_close()
         return response
@@ -220,9 +231,21 @@ class Connection(RequestHandler):
         self._header_timer = None
         if count != self._request_count or self.transport is None:
             return
-        self._guard.note("header too slow", self.address)
-        self.transport.write(_SLOW)
+        self._refuse("header too slow", self._guard.slow)
         self.force_close()
+
+    def _leave_header(self) -> None:
+        """What still comes is thrown away for a moment: to close with bytes unread would take the answer back."""
+        self._leaving = True
+        self._refuse("header too large", self._guard.too_large)
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._header_timer = self._loop.call_later(_LEAVING_S, self.force_close)
+
+    def _refuse(self, event: str, answer: bytes) -> None:
+        self._guard.note(event, self.address)
+        if self.transport is not None:
+            self.transport.write(answer)
 
     def _stop_sending(self) -> None:
         self._send_timer = None
@@ -270,10 +293,10 @@ class Handshake(SSLProtocol):
 
 
 class Connections(web.Server):
-    """All connections of one worker. `inner` is the server that aiohttp made for the application."""
+    """All connections of one worker. `inner` has the handler of requests, and aiohttp's options."""
 
     def __init__(
-        self, inner: web.Server, limits: ConnectionLimits, metrics: ServerMetrics, tls: ssl.SSLContext | None = None
+        self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
         super().__init__(
@@ -284,7 +307,10 @@ class Connections(web.Server):
             **options,
         )
         self.limits = limits
-        self._metrics = metrics
+        self.answers = answers
+        self.crowded = self._raw(429, TooManyRequests.type, "Too many connections; use those that are open")
+        self.slow = self._raw(408, RequestTimeout.type, "The header of the request took too long to arrive")
+        self.too_large = self._raw(431, _HEADER_TOO_LARGE, "The header of the request is too large")
         self._tls = tls
         self._addresses: Counter[str] = Counter()
         self._open: set[Connection | Handshake] = set()
@@ -345,7 +371,7 @@ class Connections(web.Server):
 
     def unreadable(self, connection: Connection, error: BaseException | None) -> None:
         """Counts a request that is no HTTP."""
-        self._metrics.observe(UNREADABLE, 400, 0.0, None)
+        self.answers.unreadable()
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
     def note(self, event: str, address: str, **fields: Any) -> None:
@@ -361,6 +387,17 @@ class Connections(web.Server):
     def check_invariants(self) -> None:
         assert sum(self._addresses.values()) == len(self._open) <= self.limits.connections
         assert self._open.issuperset(self._silent)
+
+    def _raw(self, status: int, kind: str, message: str) -> bytes:
+        """An answer as it is sent where there is no request that it could be of."""
+        response = self.answers.respond(status, kind, message)
+        body = response.body
+        assert isinstance(body, bytes)
+        head = (
+            f"HTTP/1.1 {status} {response.reason}\r\nServer: seamark\r\nContent-Type: {response.content_type}\r\n"
+            f"Retry-After: 1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
 
     def _make_room(self, address: str | None) -> bool:
         """Closes one connection, of this address where one is given. False where all have requests under way."""
@@ -393,30 +430,30 @@ class Connections(web.Server):
 class ConnectionRunner(web.AppRunner):
     """An application's runner whose connections are bounded. TLS is begun by them, not by the site."""
 
-    __slots__ = ("_limits", "_metrics", "_tls")
+    __slots__ = ("_answers", "_limits", "_tls")
 
     def __init__(
         self,
         app: web.Application,
         limits: ConnectionLimits,
-        metrics: ServerMetrics,
+        answers: Answers,
         *,
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
         super().__init__(app, **options)
         self._limits = limits
-        self._metrics = metrics
+        self._answers = answers
         self._tls = tls
 
     async def _make_server(self) -> web.Server:
-        return Connections(await super()._make_server(), self._limits, self._metrics, self._tls)
+        return Connections(await super()._make_server(), self._limits, self._answers, self._tls)
 
 
 def _explain(error: BaseException | None) -> tuple[int, str, str]:
     """(status, type, message) for what is not HTTP, in words of our own."""
     if isinstance(error, http_exceptions.LineTooLong):
-        return 431, "RequestHeaderFieldsTooLargeException", "The request line or a header is too long"
+        return 431, _HEADER_TOO_LARGE, "The request line or a header is too long"
     if isinstance(error, http_exceptions.InvalidHeader):
         return 400, "BadRequestException", "A header of the request is malformed (RFC 9112, 5)"
     if isinstance(error, http_exceptions.BadStatusLine | http_exceptions.InvalidURLError):

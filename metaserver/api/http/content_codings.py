@@ -1,0 +1,119 @@
+"""Content codings of request bodies (RFC 9110, 8.4), undone in steps of bounded size. No clock, no input or output.
+
+aiohttp inflates whatever has arrived at once, in the event loop, before a handler can refuse it. Here a caller takes as
+much as it has time for, and both bounds are checked before more is inflated: the limit on bytes, and the ratio of
+unpacked bytes to sent ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from metaserver.errors import BadRequest, TooLarge, UnsupportedMediaType
+
+ACCEPTED = ("gzip", "deflate")
+"""Besides identity. x-gzip is gzip (RFC 9110, 8.4.1.3)."""
+MEMBERS_MAX = 1000
+"""Members of one gzip body (RFC 1952, 2.2): each costs a decompressor, however little it holds."""
+RATIO_MAX = 200
+"""How much larger than it was sent a body of more than `RATIO_FREE_BYTES` may be: text has a tenth of that."""
+RATIO_FREE_BYTES = 1 << 20
+_PIECE_BYTES = 4 << 10
+"""Of packed input, so much is inflated between two looks at the ratio."""
+_GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
+
+
+def coding_of(values: Sequence[str]) -> str:
+    """The one coding that the values of Content-Encoding list; "" for none. UnsupportedMediaType for another one than
+    `ACCEPTED` and for several: each more of them multiplies what a byte may unpack to."""
+    listed = [one.strip().lower() for value in values for one in value.split(",")]
+    codings = [one for one in listed if one not in ("", "identity")]
+    if not codings:
+        return ""
+    if len(codings) > 1:
+        raise UnsupportedMediaType(f"Content-Encoding lists {len(codings)} codings; use one of {_LISTED}")
+    coding = "gzip" if codings[0] == "x-gzip" else codings[0]
+    if coding not in ACCEPTED:
+        raise UnsupportedMediaType(f"Content-Encoding {coding[:40]!r} is not supported; use one of {_LISTED}")
+    return coding
+
+
+class Inflater:
+    """Inflates one body: `feed` what arrives, `inflate` until it returns nothing, `finish` at the end of the input."""
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding
+        self._input = b""
+        self._at = 0
+        self._sent = 0
+        self._unpacked = 0
+        self._members = 1
+        self._is_full = False
+        """The last step gave as much as it might: there may be more without further input."""
+        self._stream = zlib.decompressobj(_GZIP) if coding == "gzip" else None
+
+    def feed(self, data: bytes) -> None:
+        """More of the packed body. What was fed before has been inflated."""
+        assert self._at == len(self._input)
+        self._input, self._at = data, 0
+
+    def inflate(self, size: int) -> bytes:
+        """At most `size` bytes; b"" when more input is needed. BadRequest for what the coding does not allow, TooLarge
+        for what unpacks to too many times its size."""
+        while self._is_full or self._tail() or self._at < len(self._input):
+            out = self._step(size)
+            self._unpacked += len(out)
+            if self._unpacked > RATIO_FREE_BYTES and self._unpacked > RATIO_MAX * self._sent:
+                raise TooLarge(f"The request body unpacks to more than {RATIO_MAX} times its size; send it unpacked")
+            if out:
+                return out
+        return b""
+
+    def finish(self) -> None:
+        """BadRequest where the input ends before the stream does."""
+        if self._sent and not (self._stream is not None and self._stream.eof):
+            raise self._malformed("ends too early")
+
+    def _tail(self) -> bytes:
+        stream = self._stream
+        # At the end of a member, zlib keeps what follows it in both of its attributes.
+        return b"" if stream is None or stream.eof else stream.unconsumed_tail
+
+    def _step(self, size: int) -> bytes:
+        packed = self._tail()
+        if not packed and not self._is_full:
+            packed = self._input[self._at : self._at + _PIECE_BYTES]
+            self._at += len(packed)
+            self._sent += len(packed)
+        stream = self._member(packed)
+        try:
+            out = stream.decompress(packed, size)
+        except zlib.error:
+            raise self._malformed("is corrupt") from None
+        self._is_full = len(out) == size and not stream.eof
+        if stream.eof:  # what follows is input of the next member
+            unused = len(stream.unused_data)
+            self._at -= unused
+            self._sent -= unused
+        return out
+
+    def _member(self, packed: bytes) -> zlib._Decompress:
+        """The decompressor of the member that `packed` continues or begins."""
+        if self._stream is None:
+            # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, asks for.
+            self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
+        elif self._stream.eof:
+            if self._coding != "gzip":
+                raise self._malformed("goes on after its end")
+            self._members += 1
+            if self._members > MEMBERS_MAX:
+                raise BadRequest(f"The gzip request body has more than {MEMBERS_MAX:,} members; send one")
+            self._stream = zlib.decompressobj(_GZIP)
+        return self._stream
+
+    def _malformed(self, why: str) -> BadRequest:
+        return BadRequest(f"The {self._coding} request body {why}: check its encoding")
+
+
+_LISTED = f"{', '.join(ACCEPTED)}, identity"

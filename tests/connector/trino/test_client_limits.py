@@ -1,0 +1,252 @@
+"""What clients of the proxy may cost: silence, floods, large and slow headers and bodies, and answers left unread."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import structlog
+from aiohttp import web
+
+from connector.trino.proxy import ProxySettings
+from connector.trino.serving import limits_of
+from tests.connector.trino.rig import Fake, Rig, faked, listening, proxied
+from tests.server.test_connections import Wire
+from tests.server.test_tls import Authority
+
+ASK = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    return web.Response(body=b"%d bytes" % len(body))
+
+
+async def connected(
+    stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Wire:
+    port = int(rig.url.rpartition(":")[2])
+    opened = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
+    return await stack.enter_async_context(Wire(*opened))
+
+
+async def answered(wire: Wire) -> bool:
+    await wire.send(ASK)
+    return (await wire.answer())[0] == 200
+
+
+def head(path: str, *headers: str) -> bytes:
+    return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
+async def test_a_header_that_does_not_arrive_in_time_ends_the_connection(begun: bytes) -> None:
+    async with faked(echo) as trino, proxied(trino.url, header_timeout_s=0.2) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        await wire.send(begun)
+        assert b"HTTP/1.1 408 " in await wire.rest()
+
+
+async def test_an_idle_connection_is_closed_after_its_time() -> None:
+    async with faked(echo) as trino, proxied(trino.url, idle_timeout_s=0.5) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        assert await answered(wire)
+        assert await wire.rest() == b""
+
+
+async def test_silent_connections_make_room_for_those_that_ask() -> None:
+    async with faked(echo) as trino, proxied(trino.url, connections=8) as rig, AsyncExitStack() as stack:
+        old = await connected(stack, rig)
+        assert await answered(old)
+        for number in range(30):
+            await connected(stack, rig, f"127.0.0.{2 + number % 4}")
+        fresh = await connected(stack, rig, "127.0.0.9")
+        assert await answered(fresh)
+        assert await answered(old)
+
+
+async def test_an_address_has_its_share_and_requests_under_way_are_never_cut_off() -> None:
+    go = asyncio.Event()
+
+    async def wait(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        await go.wait()
+        return web.Response(text="late")
+
+    async with faked(wait) as trino, proxied(trino.url, connections_per_address=2) as rig, AsyncExitStack() as stack:
+        wires = [await connected(stack, rig) for _ in range(2)]
+        for wire in wires:
+            await wire.send(ASK)
+        async with asyncio.timeout(10):
+            while len(trino.seen) < 2:
+                await asyncio.sleep(0.01)
+        third = await connected(stack, rig)
+        assert (await third.answer())[0] == 429
+        other = await connected(stack, rig, "127.0.0.2")
+        await other.send(ASK)
+        go.set()
+        for wire in (*wires, other):
+            assert await wire.answer() == (200, b"late")
+
+
+@pytest.mark.parametrize(("fields", "size"), [(1, 20_000), (40, 1_000), (1000, 10)])
+async def test_a_large_header_is_refused_as_a_whole_and_in_each_field(fields: int, size: int) -> None:
+    async with faked(echo) as trino, proxied(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        await wire.send(ASK[:-2])
+        for number in range(fields):
+            wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
+            await asyncio.sleep(0)
+        assert b" 431 " in await wire.rest()
+        assert trino.seen == []
+
+
+async def test_bodies_and_answers_do_not_count_as_headers() -> None:
+    async with faked(echo) as trino, proxied(trino.url, header_bytes=16_384) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        for _ in range(3):
+            await wire.send(head("/v1/x", "Content-Length: 100000"))
+            for _ in range(10):
+                await wire.send(b"x" * 10_000)
+                await asyncio.sleep(0)
+            assert await wire.answer() == (200, b"100000 bytes")
+
+
+@pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_large_body_is_refused(path: str, announced: bool) -> None:
+    limits = {"body_bytes": 10_000, "statement_bytes": 1_000}
+    async with faked(echo) as trino, proxied(trino.url, **limits) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        if announced:
+            await wire.send(head(path, "Content-Length: 10001"))
+        else:
+            await wire.send(head(path, "Transfer-Encoding: chunked"))
+            for _ in range(11):
+                await wire.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+        status, body = await wire.answer()
+        assert (status, b"10,000 bytes" in body) == (413, True)
+        assert trino.seen == []
+        fits = await connected(stack, rig)
+        await fits.send(head(path, "Content-Length: 10000") + b"x" * 10_000)
+        assert await fits.answer() == (200, b"10000 bytes")
+
+
+@pytest.mark.parametrize("path", ["/v1/statement", "/v1/other"])
+async def test_a_body_that_stops_or_dribbles_is_refused(path: str) -> None:
+    async with faked(echo) as trino, proxied(trino.url, body_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+        stops, dribbles = await connected(stack, rig), await connected(stack, rig)
+        for wire in (stops, dribbles):
+            await wire.send(head(path, "Content-Length: 1000") + b"x")
+
+        async def dribble() -> None:
+            while True:
+                await dribbles.send(b"x")
+                await asyncio.sleep(0.02)
+
+        dribbling = asyncio.create_task(dribble())
+        try:
+            for wire in (stops, dribbles):
+                assert (await wire.answer())[0] == 408
+        finally:
+            dribbling.cancel()
+        assert trino.seen == []
+
+
+async def test_a_coordinator_that_takes_a_body_slowly_is_no_fault_of_the_client() -> None:
+    async def take_slowly(request: web.BaseRequest) -> web.Response:
+        size = 0
+        await asyncio.sleep(0.6)
+        async for chunk in request.content.iter_any():
+            size += len(chunk)
+        return web.Response(body=b"%d bytes" % size)
+
+    async with listening(take_slowly) as trino, proxied(trino, body_timeout_s=0.3) as rig:
+        status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
+        assert (status, body) == (200, b"%d bytes" % (12 << 20))
+
+
+async def test_an_answer_that_nobody_reads_is_cut_off() -> None:
+    async def endless(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * (1 << 20))
+        finally:
+            ended.set()
+
+    ended = asyncio.Event()
+    async with listening(endless) as trino, proxied(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await wire.send(ASK)
+        async with asyncio.timeout(10):
+            await ended.wait()
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\nAuthorization Bearer verysecret\r\n\r\n", 400),
+        (b"verysecret\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: verysecret\r\n\r\n", 400),
+    ],
+)
+async def test_what_is_not_http_is_quoted_nowhere_and_counted(raw: bytes, status: int) -> None:
+    async with faked(echo) as trino, proxied(trino.url) as rig, AsyncExitStack() as stack:
+        wire = await connected(stack, rig)
+        with structlog.testing.capture_logs() as events:
+            await wire.send(raw)
+            answer = await wire.rest()
+        assert int(answer.split()[1]) == status
+        assert "verysecret" not in answer.decode() + str(events)
+        assert b"aiohttp/" not in answer
+        assert (
+            'seamark_trino_requests_total{status="4xx"} 1.0' in (await rig.ask("GET", "/seamark/metrics"))[2].decode()
+        )
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    made = Authority(tmp_path)
+    made.issue("proxy")
+    return made
+
+
+async def test_connections_count_before_their_handshake(authority: Authority) -> None:
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(authority.certificate, authority.key)
+    trusted = ssl.create_default_context(cafile=str(authority.file))
+    async with faked(echo) as trino, proxied(trino.url, tls=served, connections=8) as rig, AsyncExitStack() as stack:
+        old = await connected(stack, rig, tls=trusted)
+        assert await answered(old)
+        silent = [await connected(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
+        fresh = await connected(stack, rig, tls=trusted)
+        ended = await asyncio.gather(*(asyncio.wait_for(wire.rest(), 0.5) for wire in silent), return_exceptions=True)
+        assert sum(one == b"" for one in ended) >= 30 - 8
+        assert await answered(old)
+        assert await answered(fresh)
+
+
+async def test_a_handshake_that_does_not_come_in_time_ends_the_connection(authority: Authority) -> None:
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(authority.certificate, authority.key)
+    limits = {"header_timeout_s": 0.3}
+    async with faked(echo) as trino, proxied(trino.url, tls=served, **limits) as rig, AsyncExitStack() as stack:
+        for begun in (b"", b"\x16\x03\x01", ASK):
+            wire = await connected(stack, rig)
+            await wire.send(begun)
+            assert b"HTTP" not in await wire.rest()
+
+
+def test_behind_another_proxy_all_come_from_one_address() -> None:
+    def per_address(**given: bool) -> int:
+        settings = ProxySettings(
+            trino=("http://a",), catalogs=frozenset(), seamark="http://b", connections=100, **given
+        )
+        return limits_of(settings).per_address
+
+    assert (per_address(), per_address(trust_forwarded=True)) == (50, 100)

@@ -1,0 +1,200 @@
+"""Packed request bodies: what the codings allow, and what is refused before it is inflated."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
+from metaserver.errors import BadRequest, TooLarge, UnsupportedMediaType
+from tests.server.rig import running
+from tests.server.test_bodies import chunked, head_of, make_tokens
+from tests.server.test_connections import Wire
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+def inflated(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
+    inflater, out = Inflater(coding), bytearray()
+    for at in range(0, len(packed), pieces):
+        inflater.feed(packed[at : at + pieces])
+        while chunk := inflater.inflate(step):
+            assert len(chunk) <= step
+            out += chunk
+    inflater.finish()
+    return bytes(out)
+
+
+PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "zlib": ("deflate", zlib.compress),
+    "raw deflate": ("deflate", raw_deflate),
+}
+PACKED = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
+
+
+@pytest.mark.parametrize(("coding", "pack"), PACKED)
+@given(
+    data=st.binary(max_size=3000) | st.integers(0, 9000).map(bytes),
+    pieces=st.integers(1, 40),
+    step=st.integers(1, 300),
+)
+def test_what_was_packed_comes_back_whatever_the_pieces(
+    coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
+) -> None:
+    assert inflated(coding, pack(data), pieces=pieces, step=step) == data
+
+
+@given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
+def test_members_of_gzip_are_one_body(members: list[bytes], pieces: int) -> None:
+    packed = b"".join(gzip.compress(one) for one in members)
+    assert inflated("gzip", packed, pieces=pieces, step=7) == b"".join(members)
+
+
+def test_members_that_hold_nothing_have_an_end() -> None:
+    assert inflated("gzip", gzip.compress(b"") * MEMBERS_MAX) == b""
+    with pytest.raises(BadRequest, match="members"):
+        inflated("gzip", gzip.compress(b"") * (MEMBERS_MAX + 1))
+
+
+@pytest.mark.parametrize(("coding", "pack"), PACKED)
+def test_a_body_cut_off_anywhere_is_refused(coding: str, pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(b"some text, and more of it" * 40)
+    for size in range(1, len(packed)):
+        with pytest.raises(BadRequest, match="ends too early"):
+            inflated(coding, packed[:size])
+
+
+@pytest.mark.parametrize(("coding", "pack"), PACKED)
+def test_what_follows_the_end_is_refused(coding: str, pack: Callable[[bytes], bytes]) -> None:
+    for pieces in (1, 1000):
+        with pytest.raises(BadRequest, match=r"goes on after its end|is corrupt"):
+            inflated(coding, pack(b"text") + b"more of it", pieces=pieces)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_flipped_byte_is_refused_or_changes_nothing(coding: str) -> None:
+    data = random.Random(5).randbytes(300)
+    packed = PACKERS["gzip" if coding == "gzip" else "zlib"][1](data)
+    refused = 0
+    for at in range(len(packed)):
+        broken = bytearray(packed)
+        broken[at] ^= 0x55
+        try:
+            assert inflated(coding, bytes(broken)) == data  # the time in gzip's header, for one
+        except BadRequest:
+            refused += 1
+    assert refused > 0.9 * len(data)
+
+
+def test_a_bomb_is_refused_at_the_ratio_not_at_its_end() -> None:
+    bomb, unpacked = gzip.compress(b" " * (64 << 20)), 0
+    inflater = Inflater("gzip")
+    inflater.feed(bomb)
+
+    def inflate_all() -> None:
+        nonlocal unpacked
+        while chunk := inflater.inflate(1 << 16):
+            unpacked += len(chunk)
+
+    with pytest.raises(TooLarge, match="200 times"):
+        inflate_all()
+    assert RATIO_FREE_BYTES <= unpacked <= RATIO_FREE_BYTES + RATIO_MAX * 8192
+
+
+def test_small_bodies_may_have_any_ratio() -> None:
+    assert inflated("gzip", gzip.compress(b" " * RATIO_FREE_BYTES)) == b" " * RATIO_FREE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("values", "coding"),
+    [
+        ([], ""),
+        (["identity"], ""),
+        ([" GZIP "], "gzip"),
+        (["x-gzip"], "gzip"),
+        (["identity, deflate"], "deflate"),
+        (["identity", "gzip", ""], "gzip"),
+    ],
+)
+def test_a_list_of_codings_is_read(values: list[str], coding: str) -> None:
+    assert coding_of(values) == coding
+
+
+@pytest.mark.parametrize(
+    "values", [["br"], ["zstd"], ["x-deflate"], ["gzip, gzip"], ["gzip", "deflate"], ["identity, lzw"]]
+)
+def test_codings_that_are_not_read_are_refused(values: list[str]) -> None:
+    with pytest.raises(UnsupportedMediaType, match="gzip, deflate, identity"):
+        coding_of(values)
+
+
+NAMESPACE = b'{"namespace":["db","packed"]}'
+
+
+BODIES = {
+    "gzip": ("gzip", gzip.compress(NAMESPACE), 200),
+    "members": ("x-gzip, identity", gzip.compress(NAMESPACE[:9]) + gzip.compress(NAMESPACE[9:]), 200),
+    "zlib": ("deflate", zlib.compress(NAMESPACE), 200),
+    "raw deflate": ("deflate", raw_deflate(NAMESPACE), 200),
+    "cut off": ("gzip", gzip.compress(NAMESPACE)[:-4], 400),
+    "more than gzip": ("gzip", gzip.compress(NAMESPACE) + b"{}", 400),
+    "no gzip": ("gzip", NAMESPACE, 400),
+    "more than zlib": ("deflate", zlib.compress(NAMESPACE) + b"{}", 400),
+    "twice": ("gzip, gzip", gzip.compress(gzip.compress(NAMESPACE)), 415),
+    "brotli": ("br", NAMESPACE, 415),
+    "zstd": ("zstd", NAMESPACE, 415),
+}
+KINDS_OF_REFUSALS = {400: "BadRequestException", 415: "UnsupportedMediaTypeException"}
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize(("encoding", "body", "status"), BODIES.values(), ids=BODIES)
+async def test_packed_bodies_are_read_or_refused_in_the_standards_shape(
+    tmp_path: Path, announced: bool, encoding: str, body: bytes, status: int
+) -> None:
+    async with running(tmp_path) as server, await Wire.open(server) as wire:
+        sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
+        await wire.send(head_of("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
+        await wire.send(body if announced else chunked(body[:10]) + chunked(body[10:]) + b"0\r\n\r\n")
+        got, answer = await wire.answer()
+        assert got == status
+        if status != 200:
+            assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
+
+
+async def test_a_refused_coding_says_which_are_read(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        headers = {"Content-Encoding": "br"}
+        async with server.http.post(server.url + "/v1/namespaces", data=NAMESPACE, headers=headers) as answer:
+            assert (answer.status, answer.headers["Accept-Encoding"]) == (415, "gzip, deflate")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br"])
+async def test_a_login_whose_body_does_not_unpack_is_refused_as_oauth_says(tmp_path: Path, encoding: str) -> None:
+    await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token") as server:
+        headers = {"Content-Encoding": encoding, "Content-Type": "application/x-www-form-urlencoded"}
+        async with server.http.post(server.url + "/v1/oauth/tokens", data=b"x=y", headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]) == (400, "invalid_request")
+
+
+async def test_the_connection_goes_on_after_a_packed_body(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, await Wire.open(server) as wire:
+        for number in range(3):
+            body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)
+            await wire.send(
+                head_of("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(body)}") + body
+            )
+            assert (await wire.answer())[0] == 200
