@@ -32,7 +32,7 @@ from metaserver.index.blocks.packing import Longs
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.deletes.delete_index import DeleteIndex
 from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.lookup.partitions import group_by_partition
 from metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from metaserver.planner.view.selection import never
 from metaserver.planner.view.view import ROW_BITS, TableView
@@ -179,10 +179,10 @@ class Conflicts:
         (view, rows), _ = await self._standing(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
-        fresh = set(deletes.selection.places().tolist())
+        fresh = set(deletes.selection.positions().tolist())
         pairs = [
             (row, delete)
-            for row, applying in zip(rows.tolist(), index.applying_to(rows), strict=True)
+            for row, applying in zip(rows.tolist(), index.deletes_for(rows), strict=True)
             for delete in sorted(fresh.intersection(applying))
             if vectors or _has_positions_alone(joined, delete)
         ]
@@ -215,7 +215,7 @@ class Conflicts:
     def _may_delete(self, unnamed: Sequence[ContentFile], went: AddedFiles) -> tuple[ContentFile, bytes] | None:
         """A position delete file and the path of one that went which it may be of."""
         found = files_at(went.view, went.selection.rows())
-        groups = grouped(found)
+        groups = group_by_partition(found)
         paths = found.texts("file_path").values()
         for file in unnamed:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
@@ -290,7 +290,7 @@ class Conflicts:
                     narrow_by_stats(selection, scope.bound, never)
             return selection.rows()
         rows = selection.rows()
-        groups = grouped(files_at(came.view, rows))
+        groups = group_by_partition(files_at(came.view, rows))
         targets = Targets(self._partitions, scope.partitions)
         meets = [targets.overlap(one) for one in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows

@@ -32,9 +32,9 @@ from metaserver.index.keys.hashing import hash_halves
 from metaserver.index.keys.keys import keys_of
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.deletes.delete_files import delete_files_at
-from metaserver.planner.joins.dimension_columns import FileColumn, rows_where, wanted_of
+from metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
 from metaserver.planner.pruning.file_pruning import narrow_by_stats
-from metaserver.planner.rows.row_deletes import columns_of, places_at
+from metaserver.planner.rows.row_deletes import columns_of, positions_of
 from metaserver.planner.view.selection import Selection, never
 from metaserver.planner.view.view import TableView
 
@@ -67,7 +67,7 @@ async def spare_deletes(objects: ObjectStore, came: AddedFiles, bound: Expressio
             continue
         part = _only(came, places)
         narrow_by_stats(part, about, never)
-        met = set(part.places().tolist())
+        met = set(part.positions().tolist())
         _drop(selection, [place for place in places if place not in met])
         left += (_file(came.view, place, about) for place in sorted(met))
     await _drop_apart(objects, selection, left)
@@ -79,7 +79,7 @@ async def spare_data(objects: ObjectStore, came: AddedFiles, bound: Expression) 
     about = _about(bound, None)
     selection = came.selection.copy()
     if about != TRUE:
-        files = [_file(came.view, place, about) for place in selection.places().tolist()]
+        files = [_file(came.view, place, about) for place in selection.positions().tolist()]
         await _drop_apart(objects, selection, files)
     return AddedFiles(came.view, selection)
 
@@ -99,7 +99,7 @@ def _equality_deletes(came: AddedFiles) -> dict[tuple[int, ...], list[int]]:
     """The places of those selected, by the columns of their keys."""
     found: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
-    for place in came.selection.places().tolist():
+    for place in came.selection.positions().tolist():
         number, block, row = _located(came.view, place)
         if block.long("content", row) != EQUALITY:
             continue
@@ -197,7 +197,7 @@ async def first_meeting(
 
 def _places(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     found = sorted(rows)
-    return list(zip(found, places_at(view, np.array(found, dtype=np.int64)).tolist(), strict=True))
+    return list(zip(found, positions_of(view, np.array(found, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_apart(objects: ObjectStore, selection: Selection, files: Sequence[_File]) -> None:
@@ -220,7 +220,7 @@ async def _drop_apart(objects: ObjectStore, selection: Selection, files: Sequenc
 
 def _is_apart(data: bytes, file: _File) -> bool:
     """Whether no row of the file matches. Unreadable."""
-    wanted = set(wanted_of(file.about, ()))
+    wanted = set(filtered_columns(file.about, ()))
     if not wanted or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.about)):
         return False
     try:

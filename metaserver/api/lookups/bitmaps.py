@@ -45,7 +45,7 @@ from metaserver.index.kinds.bits import all_of, count, positions, roaring, words
 from metaserver.planner.indexes.resolver import BitmapIndex
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.pruning.semantics import ComparisonSemantics
-from metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, places_at
+from metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
 from metaserver.planner.rows.row_matches import PredicateMatcher, without
 from metaserver.planner.scan.request import BoundScan, ScanRequest
 from metaserver.planner.scan.scan import Scan
@@ -333,7 +333,7 @@ class _Page:
             few = min(_FILES_AT_ONCE, self._limit - len(self._found))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
             chosen = names[start : start + few]
-            places = places_at(self._scan.view, chosen).tolist()
+            places = positions_of(self._scan.view, chosen).tolist()
             await asyncio.gather(*(self._covers.load(index, places) for index in marks.indexes.values()))
             found = await asyncio.to_thread(self._mark, marks, chosen)
             if self._wanted.deletes:
@@ -344,7 +344,7 @@ class _Page:
             size += sum(one.size_bytes for one in told)
             start += len(chosen)
         self.last = int(names[start - 1]) if start < len(names) else None
-        await self._covers.suspect(entry, marks.damaged)
+        await self._covers.verify_sources(entry, marks.damaged)
 
     async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         asked = {(one.column_id, one.transform) for one in predicates_of(self._scan.bound)}
@@ -356,7 +356,7 @@ class _Page:
         return made
 
     def _mark(self, marks: PredicateMatcher, names: Longs) -> list[_Marked]:
-        places = places_at(self._scan.view, names).tolist()
+        places = positions_of(self._scan.view, names).tolist()
         records = files_at(self._scan.view, names).longs("record_count").tolist()
         found = []
         for name, place, count_of, deletes in zip(
@@ -384,7 +384,7 @@ class _Page:
         """The rows in these words of each file's bits, and the place of each one's file."""
         rows = [positions(one.bits[part]) + 64 * part.start for one in deleted if one.bits is not None]
         names = np.array([one.name for one in deleted], dtype=np.int64)
-        return rows, np.repeat(places_at(self._scan.view, names), [len(one) for one in rows])
+        return rows, np.repeat(positions_of(self._scan.view, names), [len(one) for one in rows])
 
     def _tell(self, found: list[_Marked]) -> list[_Told]:
         """Those that may have a row. What is not told of bits is not kept. TooLarge for a list beyond PAGE_BYTES."""
@@ -419,7 +419,7 @@ class _Page:
 
     def _paths(self, files: Sequence[_Told | _Marked]) -> list[str]:
         names = np.array([one.name for one in files], dtype=np.int64)
-        return paths_at(self._scan.view, places_at(self._scan.view, names)) if len(names) else []
+        return paths_at(self._scan.view, positions_of(self._scan.view, names)) if len(names) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []

@@ -26,7 +26,7 @@ from metaserver.iceberg.expressions.expression_json import expression_json, pars
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.lookup.partitions import group_by_partition
 from metaserver.planner.scan.request import BoundScan, ScanRequest
 from metaserver.planner.scan.scan import IndexUse, Scan, Stage
 from metaserver.wire import decode_json, encode_json
@@ -278,7 +278,7 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[dict[str, objec
 
 def _residuals(scan: Scan) -> tuple[list[dict[str, object]], bool]:
     """Residuals and how many files have each, most files first; whether that is all of them."""
-    within = grouped(files_at(scan.view, scan.rows))
+    within = group_by_partition(files_at(scan.view, scan.rows))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
     size, told_bytes, told = sum(1 + len(one.values) for one in predicates_of(scan.bound)), 0, 0

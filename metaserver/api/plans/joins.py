@@ -114,7 +114,7 @@ async def told_of(
     resolved = [await _resolved(request, metadata, join) for join in joins]
     until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
     found = await join_filters(app[DIMENSIONS], resolved, until_s)
-    return found, found.told
+    return found, found.outcomes
 
 
 def _check(joins: Sequence[JoinAsked]) -> None:

@@ -256,7 +256,7 @@ _OPEN: dict[str, Callable[[_Blob], Awaitable[ColdBloom | ColdBitmap | ColdRecord
 }
 
 
-async def open_cold(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, ColdIndex]:
+async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, ColdIndex]:
     """In three to five reads. Corrupt, UnknownVersion, ValueError; what `read_range` raises."""
     location, size = file.location, file.size_bytes
     tail = await _end(objects, location, size, _GUESS_BYTES)
