@@ -36,7 +36,7 @@ def test_a_small_metadata_file_that_unpacks_to_much_is_corrupt(tmp_path: Path) -
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
     size, told = peak_of(as_metadata, path)
-    assert "the gzip stream is cut off, or holds more than" in told
+    assert "the gzip stream is truncated, or contains more than" in told
     assert size < 64 * MIB
 
 

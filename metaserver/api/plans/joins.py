@@ -173,7 +173,7 @@ def _column(schema: Schema, name: str) -> Column:
             what = "is not" if not alike else f"may be one of {len(alike)} columns"
             raise BadRequest(f"The column {name[:200]!r} {what} in the table's schema")
         found = schema.index.by_id[alike.pop()]
-    inside = any(isinstance(around.type, ListType | MapType) for around in schema.around(found))
+    inside = any(isinstance(around.type, ListType | MapType) for around in schema.ancestors(found))
     if inside or not is_primitive(found.type):
         what = "is inside a list or a map" if inside else f"is a {type_name(found.type)}"
         raise BadRequest(f"The column {found.name} {what}: rows are not joined by it")

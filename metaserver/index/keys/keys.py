@@ -232,7 +232,7 @@ def key_of(value: Value, kind: str) -> Key:
             return value.encode()
         case bytes() if base_name(kind) in _RAW:
             return value
-    raise ValueError(f"{value!r} is no value of type {kind}")
+    raise ValueError(f"{value!r} is not a value of type {kind}")
 
 
 def mask_of(bits: Bits, rows: int) -> Mask:

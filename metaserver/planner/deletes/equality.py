@@ -364,4 +364,4 @@ def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
 def _path(schema: Schema, column_id: int) -> list[bool]:
     """Whether the column and each enclosing struct is required; empty if the schema lacks the column."""
     column = schema.column(column_id)
-    return [] if column is None else [field.required for field in (column, *schema.around(column))]
+    return [] if column is None else [field.required for field in (column, *schema.ancestors(column))]
