@@ -108,7 +108,7 @@ def _bucket_and_key(rest: str, what: str, shown: str) -> tuple[str, str]:
     if "@" in bucket:
         raise BadRequest(f"{what} carries user information before '@'; write s3://bucket/path")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise BadRequest(f"{what} {shown} has the invalid bucket name {bucket!r}")
+        raise BadRequest(f"{what} {shown} has the invalid bucket {bucket!r}; correct its name")
     return bucket, key
 
 

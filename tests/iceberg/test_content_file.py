@@ -150,7 +150,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"spec-id": 1}, "partition: 0 values, where spec 1 has 1 fields"),
     (DATA, 2, {"spec-id": 1, "partition": ["7"]}, "partition: field p1: '7' is not a value of type long"),
     (DATA, 2, {"spec-id": 1, "partition": [2**63]}, "partition: field p1: "),
-    (DATA, 2, {"spec-id": 1, "partition": [1.0]}, "partition: field p1: 1.0 is no value"),
+    (DATA, 2, {"spec-id": 1, "partition": [1.0]}, "partition: field p1: 1.0 is not a value"),
     (DATA, 2, {"spec-id": 1, "partition": {"1010": 7}}, "partition"),
     (DATA, 2, {"spec-id": 4, "partition": [10**400]}, "partition: field p3: .* is outside the range of double"),
     (DATA, 2, {"spec-id": 2, "partition": ["1.234", None]}, "partition: field p4: '1.234' is not a decimal of scale 2"),
@@ -181,13 +181,13 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"lower-bounds": bounds(1, "00 00")}, "lower-bounds of column 1: "),
     (DATA, 2, {"lower-bounds": bounds(1, "000000")}, "lower-bounds: column 1: 3 bytes are not a value of type long"),
     (DATA, 2, {"upper-bounds": bounds(2, "FF")}, "upper-bounds: column 2: "),
-    (DATA, 2, {"upper-bounds": bounds(3, "000000000000F87F")}, "upper-bounds: that of column 3 is NaN"),
+    (DATA, 2, {"upper-bounds": bounds(3, "000000000000F87F")}, "upper-bounds: the bound of column 3 is NaN"),
     (DATA, 2, {"upper-bounds": bounds(12, "00")}, "upper-bounds: column 12 is a list, which has no bounds"),
     (
         DATA,
         2,
         {"lower-bounds": bounds(2, "62"), "upper-bounds": bounds(2, "61")},
-        "lower-bounds: that of column 2 is ab",
+        "lower-bounds: the bound of column 2 is ab",
     ),
     (DATA, 2, {"key-metadata": "0"}, "key-metadata: '0' is not hexadecimal"),
     (DATA, 2, {"split-offsets": [4, 4]}, "split-offsets: they must ascend"),
@@ -319,5 +319,5 @@ def test_the_type_of_a_column_is_the_latest_that_it_had() -> None:
 
 def test_a_file_of_a_spec_that_the_table_lacks_has_no_json() -> None:
     file = decode_content_file(DATA, TABLES[2])
-    with pytest.raises(BadRequest, match=r"no partition spec 77, which s3://lake/f\.parquet"):
+    with pytest.raises(BadRequest, match=r"no partition spec 77, with which s3://lake/f\.parquet"):
         encode_content_file(replaced(file, spec_id=77), TABLES[2])

@@ -417,7 +417,7 @@ def test_a_dropped_columns_partition_values_stay_apart() -> None:
     again = write_manifest([entry], metadata=kept, spec_id=0, content=0)
     assert read_entries(again.data, again.described("m", snapshot_id=5, sequence_number=2), kept)[0].file == entry.file
     gone = case.read(**{"schemas": [without], "current-schema-id": 1})
-    with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, and no schema"):
+    with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
         read_entries(made.data, manifest, gone)
 
 
@@ -440,7 +440,7 @@ def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> Non
     for data, changed, told in [
         (made.data[:-1], {}, "bytes; the manifest list states"),
         (made.data, {"partition_spec_id": 7}, "has the partition spec 7"),
-        (made.data, {"content": 1}, "is of content 0"),
+        (made.data, {"content": 1}, "has content 0"),
         (b"x" * len(made.data), {}, "does not start with Avro's magic bytes"),
     ]:
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{told}"):

@@ -54,7 +54,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionValues:
+class PartitionFieldValues:
     """One partition field, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
 
     field_id: int
@@ -86,7 +86,7 @@ class DecodedManifest:
     """All of TEXTS."""
     lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
     """split_offsets and equality_ids: (counts, one per row, -1 is null; the values of all rows, concatenated)."""
-    partition: tuple[PartitionValues, ...]
+    partition: tuple[PartitionFieldValues, ...]
     """In the order of the manifest's partition struct."""
     counts: dict[str, CountsByColumn]
     """column_sizes, value_counts, null_value_counts, nan_value_counts: column id → (ascending rows, values)."""
@@ -335,26 +335,26 @@ class _DecodedRows:
     def elements(self, name: str, width: int) -> _Elements:
         return cast(_Elements, self.group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
 
-    def partition(self) -> tuple[PartitionValues, ...]:
+    def partition(self) -> tuple[PartitionFieldValues, ...]:
         fields = self.compiled.partition
         ids = [field.field_id for field in fields]
         if None in ids:
             ids = self._declared_ids(len(fields))
         return tuple(self._partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
 
-    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionValues:
+    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
         described = (field_id, field.name, field.type, field.logical)
         values, lengths = (None, None) if field.column is None else self.columns[field.column]
         if values is None:
             nothing = np.zeros(self.count, np.uint8)
-            return PartitionValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+            return PartitionFieldValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
         assert lengths is not None
         valid = (lengths >= 0).astype(np.uint8)
         if field.type in ("boolean", "int", "long"):
-            return PartitionValues(*described, longs=values, valid=valid)
+            return PartitionFieldValues(*described, longs=values, valid=valid)
         if field.type in ("float", "double"):
-            return PartitionValues(*described, doubles=values.view(np.float64), valid=valid)
-        return PartitionValues(*described, spans=Spans(values, lengths))
+            return PartitionFieldValues(*described, doubles=values.view(np.float64), valid=valid)
+        return PartitionFieldValues(*described, spans=Spans(values, lengths))
 
     def _declared_ids(self, width: int) -> list[int | None]:
         """The partition fields' ids in the header's spec, for a writer that omitted them from the schema."""

@@ -15,7 +15,7 @@ from uuid import UUID
 from metaserver.errors import Corrupt
 from metaserver.iceberg.manifests._manifest import MISSING
 from metaserver.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 from metaserver.iceberg.metadata.partition import PartitionSpec
 from metaserver.iceberg.types.types import base_name
 from metaserver.iceberg.types.values import (
@@ -114,7 +114,7 @@ def _partitions(
     return zip(*columns, strict=True)
 
 
-def _partition_column(values: PartitionValues, kind: str, heap: bytes) -> list[Value | None]:
+def _partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
     """A field's values converted to its current type (spec: "Schema Evolution")."""
     name = base_name(kind)
     if values.spans is not None:
@@ -132,7 +132,7 @@ def _partition_column(values: PartitionValues, kind: str, heap: bytes) -> list[V
     return [None if value is None else read(value) for value in stored]
 
 
-def _read_bytes(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
+def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
     name = base_name(kind)
     if name == "decimal" and values.logical == "decimal":
         return lambda data: int.from_bytes(data, "big", signed=True)
@@ -145,7 +145,7 @@ def _read_bytes(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
     return _refused(values, kind)
 
 
-def _read_number(values: PartitionValues, name: str) -> Callable[[Any], Value]:
+def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
     if name in FLOATS and values.doubles is not None:
         return float
     if name == "boolean" and values.type == "boolean":
@@ -168,7 +168,7 @@ def _promoted(name: str, days: int) -> int:
     return units
 
 
-def _refused(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
+def _refused(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
     def read(value: Any) -> Value:
         if kind == UNKNOWN:
             raise ValueError("it has values, but no schema of the table has its source column")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 
 Longs = NDArray[np.int64]
 _OBJECT_BYTES = 300
@@ -54,7 +54,7 @@ def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
     return counts[rows], values[_places(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
 
 
-def _partition(values: PartitionValues, rows: Longs) -> PartitionValues:
+def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
     def some(array: Any) -> Any:
         return None if array is None else array[rows]
 
