@@ -115,7 +115,9 @@ class Blocks:
                 f"Manifest {location} has {len(data)} bytes; its manifest list states {manifest.manifest_length}"
             )
         self.decoded += 1
-        return await self._decoders.decode(data, location)
+        packed = await self._decoders.decode(data, location)
+        _check(manifest, Block(packed))  # before it is cached: the next read may return valid bytes
+        return packed
 
     async def _read(self, location: str, what: str) -> bytes:
         try:
@@ -126,20 +128,23 @@ class Blocks:
 
 
 def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
-    """The blocks. Corrupt if a manifest has another spec or content than its list states, because either may be
-    wrong.
-    """
+    """The blocks. Corrupt if a manifest contradicts its manifest list."""
     for manifest, block in zip(manifests, blocks, strict=True):
-        if not manifest.manifest_length:
-            continue  # listed by version 1 metadata, which states neither
-        if block.spec_id != manifest.partition_spec_id:
-            raise Corrupt(
-                f"Manifest {block.location} has partition spec {block.spec_id}; "
-                f"its manifest list states {manifest.partition_spec_id}"
-            )
-        if block.content > manifest.content:
-            raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
+        _check(manifest, block)
     return blocks
+
+
+def _check(manifest: ManifestFile, block: Block) -> None:
+    """Corrupt if the manifest contradicts its manifest list about partition spec or content; either may be wrong."""
+    if not manifest.manifest_length:
+        return  # listed by version 1 metadata, which states neither
+    if block.spec_id != manifest.partition_spec_id:
+        raise Corrupt(
+            f"Manifest {block.location} has partition spec {block.spec_id}; "
+            f"its manifest list states {manifest.partition_spec_id}"
+        )
+    if block.content > manifest.content:
+        raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 
 
 def _key(manifest: ManifestFile) -> str:
