@@ -1,6 +1,6 @@
-"""Time and randomness as a port, so that a simulation replays from its seed. The only file that reads the wall clock.
+"""Time and randomness as a port, so that a simulation replays from its seed. Only this file reads the wall clock.
 
-`SystemClock` is what a server uses; `SimulatedClock` stands still until it is moved.
+A server uses `SystemClock`; a `SimulatedClock` advances only through `advance`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Clock(Protocol):
         """Milliseconds since the Unix epoch, UTC."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never steps back; only differences mean anything."""
+        """Seconds on a clock that never steps back; only differences are meaningful."""
 
     def random_bytes(self, count: int) -> bytes:
         """`count` random bytes; cryptographically strong on the system clock."""

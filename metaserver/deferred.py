@@ -1,15 +1,15 @@
-"""Modules that are imported when something of them is first used.
+"""Modules that are imported on first use.
 
-Most of what starting a server or a command costs is imports, and some large libraries serve one rare request each:
-AWS's keys, SQL predicates, JWTs, PostgreSQL. The rule: they are named here alone, by whoever uses them, so that the
-import stands at the head of a module as any other does, for readers, mypy and import-linter:
+Imports take most of the start-up time of a server or a command, and some large libraries serve rare requests: AWS's
+keys, SQL predicates, JWTs, PostgreSQL. The user of such a library defers it at the head of its module, in a form that
+mypy and import-linter understand:
 
     if TYPE_CHECKING:
         import pyarrow.compute as pc
     else:
         pc = Deferred("pyarrow.compute")
 
-Not `importlib.util.LazyLoader`, whose modules other threads could see half made.
+`importlib.util.LazyLoader` is not used: other threads can see its modules before they are initialised.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 
 class Deferred:
-    """Stands for the module of this name. Also for a module of ours that needs such a library from its first line."""
+    """A proxy of a module, which may also be a module of this project that imports such a library."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # asked by who copies, pickles or inspects, not for what is in the module
+        if attribute.startswith("__"):  # requested by copy, pickle or inspection, not by code that uses the module
             raise AttributeError(attribute)
-        found = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, found)  # the next to ask does not come here
-        return found
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # later accesses bypass __getattr__
+        return value

@@ -1,11 +1,11 @@
-"""Every error the server raises on purpose, in one tree, grouped by what the one who catches it would do.
+"""All errors that the server raises, in one tree, grouped by what a handler does about them.
 
     SeamarkError
-    ├── RequestError            the client's to mend: never retried unchanged, never a 5xx
+    ├── RequestError            the client has to change the request; never a 5xx
     │   ├── BadRequest              400  malformed or impossible
-    │   │   └── InvalidArgument              as Java clients expect to rethrow it: IllegalArgumentException
-    │   ├── Unauthenticated         401  no identity, or one that is not believed
-    │   ├── Forbidden               403  known, but not allowed
+    │   │   └── InvalidArgument              Java clients raise IllegalArgumentException
+    │   ├── Unauthenticated         401  no identity, or invalid credentials
+    │   ├── Forbidden               403  authenticated, but not permitted
     │   ├── NotFound                404
     │   │   ├── NoSuchNamespace
     │   │   ├── NoSuchTable
@@ -14,26 +14,26 @@
     │   │   ├── NoSuchWarehouse
     │   │   ├── NoSuchPlanId
     │   │   └── NoSuchPlanTask
-    │   ├── NotAcceptable           406  an answer in the asked form does not exist
+    │   ├── NotAcceptable           406  the requested format cannot represent the answer
     │   ├── AlreadyExists           409
     │   ├── NamespaceNotEmpty       409
     │   ├── RequestTimeout          408  the body took too long to arrive
     │   ├── TooLarge                413
     │   ├── UnsupportedMediaType    415  the body's Content-Encoding is none that is read here
     │   ├── Unprocessable           422  well formed, but contradicts itself or an earlier request
-    │   └── ClientGone              499  left before its request had arrived; seen in metrics and logs only
-    ├── CommitConflict          409  somebody else was first: refresh and retry
-    ├── CommitUnknown           500  the outcome could not be learned: neither retry blindly nor clean up
-    ├── RetryLater              503  a bound was met or a part is away: the same request may succeed later
-    │   └── TooManyRequests         429  a bound of this client's own was met
-    ├── StorageError            500  object storage failed in a way the client cannot mend
-    │   ├── ObjectMissing                nothing is stored at that location
-    │   └── ObjectExists                 a conditional write found something there
-    ├── Corrupt                 500  something stored does not read back as what it should be
-    └── ConfigError             –    the operator's to mend: the server does not start
+    │   └── ClientGone              499  disconnected during its request; only in metrics and logs
+    ├── CommitConflict          409  another commit was first: refresh and retry
+    ├── CommitUnknown           500  unknown outcome: do not retry blindly, do not clean up
+    ├── RetryLater              503  a limit is reached or a component is unavailable; retry later
+    │   └── TooManyRequests         429  a limit of this client is reached
+    ├── StorageError            500  object storage failed, and the client cannot fix it
+    │   ├── ObjectMissing                no object exists at the location
+    │   └── ObjectExists                 a conditional write found an object
+    ├── Corrupt                 500  a stored object is damaged
+    └── ConfigError             –    the operator has to change a setting; the server stops
 
-`kind` is stable and part of the API; `code` and `type` are what the Iceberg REST error model carries.
-Messages are shown to clients: they name what was wrong and what to do, and never carry a secret.
+`kind` is stable and part of the API; `code` and `type` are fields of the Iceberg REST error model.
+Messages are sent to clients: they state what is wrong and what to do, and never contain a secret.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class CommitUnknown(SeamarkError):
 
 
 class RetryLater(SeamarkError):
-    """`retry_after_s` becomes the Retry-After header, in whole seconds."""
+    """`retry_after_s` is the Retry-After header, in whole seconds."""
 
     kind = "retry_later"
     code = 503

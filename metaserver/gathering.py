@@ -1,4 +1,4 @@
-"""Several things awaited together, of which the first error ends all."""
+"""Concurrent awaitables of which the first error cancels the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ T = TypeVar("T")
 
 
 async def gathered(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
-    """What each returns, in the order given; so many `at_once`, or all. The first error, once none of the others goes
-    on: what is under way is cancelled."""
+    """The results in the order of `work`, with at most `at_once` running (0: all).
+
+    Raises the first error after the others are cancelled.
+    """
     slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(at_once) if at_once else nullcontext()
 
     async def run(begin: Callable[[], Awaitable[T]]) -> T:

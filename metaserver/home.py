@@ -1,12 +1,12 @@
 """The server's home folder: private to the account that runs the server, and used by one server at a time.
 
-The home holds what makes somebody an admin: the database, the key of the signing keys, caches with values of rows. So
-the folder has mode 0700 and its files 0600, from the moment they are made, and `prepare_home` repairs what it finds
-open. It refuses what it cannot repair: a folder or file of another account, or a symbolic link in the place of one of
-the server's own files, since whoever made either could read or replace what is written there.
+The home holds secrets: the database, the key that protects the signing keys, and caches with values of rows. So the
+folder has mode 0700 and its files 0600 from their creation, and `prepare_home` repairs wider modes. It refuses what it
+cannot repair: a folder or file of another account, or a symbolic link in place of one of the server's files, because
+the owner of either could read or replace the server's data.
 
-The contents of a warehouse inside the home are not visited: the home's mode closes it, and it may hold millions of
-files. Other users' engines therefore need a warehouse outside the home.
+A warehouse inside the home is not visited: the home's mode protects it, and it may have millions of files. Engines of
+other users therefore need a warehouse outside the home.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _OTHERS = 0o077
 LOCK_NAME = "server.lock"
 SERVER_FILE_NAME = "server.json"
 _OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
-"""Folders of the home whose contents are the server's own."""
+"""Folders of the home with contents of the server alone."""
 _SECRET_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".key", ".json", ".lock")
 """Names at the top of the home that must not be symbolic links."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 def prepare_home(settings: Settings) -> list[Path]:
-    """Creates the home folder, and makes it and what the server keeps in it private. Returns what was open before.
+    """Creates the home folder, and makes it and the server's files private. Returns the paths that were not private.
 
-    A SQLite database elsewhere is made private, too, and so are cache folders elsewhere. ConfigError where that cannot
-    be done."""
+    This includes a SQLite database and cache folders elsewhere. ConfigError if it fails.
+    """
     home = settings.home
     try:
         home.mkdir(mode=0o700, parents=True)
@@ -56,7 +56,7 @@ def prepare_home(settings: Settings) -> list[Path]:
 
 
 def make_private(settings: Settings) -> list[Path]:
-    """As `prepare_home`, but creates nothing."""
+    """The same as `prepare_home`, but creates nothing."""
     repaired: list[Path] = []
     try:
         if os.path.lexists(settings.home):
@@ -65,7 +65,7 @@ def make_private(settings: Settings) -> list[Path]:
             repaired += _tighten(settings.home)
             repaired += _tighten_contents(settings.home)
             if not used:
-                repaired.clear()  # a folder made for a server that has not run yet: nothing could be read
+                repaired.clear()  # a folder created for a server that has not run yet: there was nothing to read
         database = _sqlite_file(settings)
         if database is not None:
             for suffix in _SQLITE_SUFFIXES:
@@ -83,7 +83,7 @@ def _check_home(home: Path) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
             f"The home folder {home} is a symbolic link, which its owner can turn elsewhere; "
-            f"name the folder itself: --home {os.path.realpath(home)}"
+            f"use the folder itself: --home {os.path.realpath(home)}"
         )
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"Cannot create the home folder {home}: a file has this name; choose another with --home")
@@ -117,7 +117,7 @@ def _tighten_contents(home: Path) -> list[Path]:
         path = home / name
         try:
             status = path.lstat()
-        except FileNotFoundError:  # another process's temporary file
+        except FileNotFoundError:  # another process's temporary file, already removed
             continue
         if stat.S_ISLNK(status.st_mode):
             if name.endswith(_SECRET_SUFFIXES) or status.st_uid not in (0, os.geteuid()):
@@ -152,8 +152,8 @@ def _tighten_file(path: Path) -> list[Path]:
 
 
 def _tighten(path: Path) -> list[Path]:
-    """Takes all permissions from everybody but the owner; [path] where there were any."""
-    # By path, never through a descriptor: to close one of a database would drop SQLite's locks of this process.
+    """Removes all permissions of group and others; returns [path] if there were any."""
+    # By path, not by descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode) or not mode & _OTHERS:
@@ -171,13 +171,13 @@ def _sqlite_file(settings: Settings) -> Path | None:
 
 
 def is_in_home(settings: Settings, path: str) -> bool:
-    """Whether `path`, symbolic links followed, is inside the home."""
+    """Whether `path`, with symbolic links resolved, is inside the home."""
     home = os.path.realpath(settings.home)
     return os.path.realpath(path).startswith(home.rstrip("/") + "/")
 
 
 def create_private(path: Path, data: bytes) -> None:
-    """A new file of mode 0600, on disk when this returns. FileExistsError where there is one."""
+    """Creates a file with mode 0600, on disk when this returns. FileExistsError if it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -186,7 +186,7 @@ def create_private(path: Path, data: bytes) -> None:
 
 
 def write_server_file(settings: Settings, url: str, port: int) -> Path:
-    """`<home>/server.json`: where the server that uses this home listens, for scripts that asked for port 0."""
+    """`<home>/server.json`: the address of the running server, for scripts that use port 0."""
     path = settings.home / SERVER_FILE_NAME
     fresh = path.with_name(f".server-{os.getpid()}.json")
     fresh.unlink(missing_ok=True)
@@ -197,9 +197,11 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
 
 @contextmanager
 def locked_home(settings: Settings) -> Iterator[None]:
-    """Nobody else serves from this home while the block runs. ConfigError names the server that does.
+    """Holds the exclusive lock of the home during the block. ConfigError, with the other server's address, if it is
+    locked.
 
-    The lock is the kernel's (flock), so a server that was killed leaves none behind."""
+    The kernel releases the lock (flock) when a server is killed.
+    """
     path = settings.home / LOCK_NAME
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -227,7 +229,7 @@ def _describe_server(settings: Settings, lock: int) -> str:
     pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):
-        found = msgspec.json.decode((settings.home / SERVER_FILE_NAME).read_bytes(), type=dict[str, str | int])
-        if str(found.get("pid")) == pid:
-            url = f"at {found.get('url')}"
+        server = msgspec.json.decode((settings.home / SERVER_FILE_NAME).read_bytes(), type=dict[str, str | int])
+        if str(server.get("pid")) == pid:
+            url = f"at {server.get('url')}"
     return f"process {pid or 'unknown'}, {url}"

@@ -1,8 +1,8 @@
-"""The composition root: opens every part in order, serves, and closes them in reverse.
+"""The composition root: opens every part in order, serves, and closes the parts in reverse.
 
-One worker is one process with one event loop and its own parts; replicas and workers share nothing but the pointer
-store and object storage. Stopping is a drain: no new connections, readiness fails, long-polls answer at once,
-requests under way finish within `drain_timeout_s`, and only then do the parts close.
+One worker is one process with one event loop and its own parts; replicas and workers share only the pointer store and
+object storage. A stop drains: no new connections, readiness fails, long polls return immediately, running requests
+finish within `drain_timeout_s`, and then the parts close.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from metaserver.index.files.indexes import open_indexes
 from metaserver.index.files.registry import Registry
 from metaserver.index.files.usage import Usage
 from metaserver.objects.router import open_objects
-from metaserver.planner.plan.location_checks import Borders
+from metaserver.planner.plan.location_checks import LocationChecker
 from metaserver.planner.plan.planner import open_planner
 from metaserver.settings import Settings
 from metaserver.store.open import open_store
@@ -73,8 +73,8 @@ _log = structlog.get_logger("seamark.server")
 
 @asynccontextmanager
 async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerParts]:
-    """Every part of one worker, closed in reverse order. ConfigError names the setting that does not work."""
-    tell_repaired(prepare_home(settings))
+    """All parts of one worker, closed in reverse order. ConfigError, with the setting, if one is invalid."""
+    log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         drain = asyncio.Event()
@@ -93,9 +93,11 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring))
         registry, usage = Registry(store, clock), Usage()
         indexes = await enter(open_indexes(settings, objects, registry, clock))
-        # Without logins there is one tenant, who may read everything.
-        borders = None if settings.auth == "none" else Borders(store)
-        planner = await enter(open_planner(settings, objects, clock, indexes=indexes, usage=usage, borders=borders))
+        # Without authentication there is one tenant, who may read everything.
+        location_checker = None if settings.auth == "none" else LocationChecker(store)
+        planner = await enter(
+            open_planner(settings, objects, clock, indexes=indexes, usage=usage, location_checker=location_checker)
+        )
         metrics = ServerMetrics()
         parts = ServerParts(
             settings=settings,
@@ -137,7 +139,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
 
 @asynccontextmanager
 async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
-    """None where no endpoint is set. ConfigError when the optional SDK is not installed."""
+    """None without an endpoint. ConfigError if the optional SDK is not installed."""
     if not settings.otel_endpoint:
         yield None
         return
@@ -149,28 +151,28 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
         yield tracer
 
 
-def tell_repaired(paths: Sequence[Path]) -> None:
-    """Logs which files other accounts could reach until now."""
+def log_repaired(paths: Sequence[Path]) -> None:
+    """Logs the files that other accounts could access before."""
     if paths:
         shown = [str(path) for path in paths[:_REPAIRED_SHOWN]]
         _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown)
 
 
 def open_certificate(settings: Settings) -> Certificate | None:
-    """By tls_cert and tls_key; None without. ConfigError names the file that will not do."""
+    """The certificate of tls_cert and tls_key; None without them. ConfigError, with the file, if it is unusable."""
     return Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
 
 
 def warn_of_plain_http(settings: Settings) -> None:
-    """Beyond loopback, without TLS of our own, tokens can be read on the way unless a proxy in front ends TLS."""
+    """Warns if tokens can be read in transit: beyond loopback, without TLS here and unless a proxy terminates TLS."""
     if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:
-    """A bound, not yet listening TCP socket; `shared` lets other workers bind the same port (SO_REUSEPORT).
+    """A bound TCP socket that does not listen yet; `shared` lets other workers bind the same port (SO_REUSEPORT).
 
-    ConfigError when the address is taken, none of this machine's, or open to others while nobody is asked for a login.
+    ConfigError if the address is in use, is not one of this machine's, or is open to others without authentication.
     """
     check_binding(settings)
     try:
@@ -193,7 +195,7 @@ def bind(settings: Settings, *, shared: bool) -> socket.socket:
 
 
 def url_of(settings: Settings, sock: socket.socket) -> str:
-    """Base URL under which `sock` is reached; a wildcard address is shown as loopback."""
+    """The base URL of `sock`; a wildcard address becomes loopback."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
     scheme = "https" if settings.tls_cert else "http"
@@ -216,8 +218,8 @@ def limits_of(settings: Settings) -> ConnectionLimits:
 async def serving(
     parts: ServerParts, sock: socket.socket, certificate: Certificate | None = None
 ) -> AsyncIterator[None]:
-    """Answers requests on `sock` for as long as the block runs; leaving it is the drain."""
-    # aiohttp's own access log is off: the middleware writes a better line.
+    """Serves requests on `sock` during the block, and drains at its end."""
+    # aiohttp's access log is off: the middleware logs more.
     runner = ConnectionRunner(
         build_app(parts),
         limits_of(parts.settings),
@@ -239,10 +241,10 @@ async def serving(
 
 
 async def _drain(parts: ServerParts, runner: web.AppRunner, site: web.SockSite) -> None:
-    """Lets requests finish, for `drain_timeout_s` in all; whatever is left then is cut off.
+    """Lets running requests finish within `drain_timeout_s`, and aborts the others.
 
-    aiohttp's own shutdown stops reading first, so a request whose body is still under way could never finish. Hence
-    ours waits for the handlers, then hands over what time is left for answers that are still being written.
+    aiohttp's shutdown stops reading first, so a request whose body is incomplete could never finish. So this function
+    waits for the handlers, and leaves the remaining time to aiohttp for answers that are still being sent.
     """
     parts.drain.set()
     parts.timeline.drain()
@@ -257,9 +259,10 @@ async def _drain(parts: ServerParts, runner: web.AppRunner, site: web.SockSite) 
         await runner.server.shutdown(max(1.0, deadline_s - parts.clock.monotonic()))
 
 
-def settle_memory() -> None:
-    """Takes what is there for good (modules, routes, settings: 100,000 objects) out of the garbage collector's rounds,
-    each of which would hold up the event loop for tens of milliseconds."""
+def freeze_garbage() -> None:
+    """Excludes permanent objects (modules, routes, settings: 100,000 objects) from garbage collection, each run of
+    which would otherwise block the event loop for tens of milliseconds.
+    """
     gc.collect()
     gc.freeze()
 
@@ -267,9 +270,9 @@ def settle_memory() -> None:
 async def serve(
     settings: Settings, sock: socket.socket, clock: Clock, on_ready: Callable[[], None], parent: int | None = None
 ) -> None:
-    """Until SIGTERM or SIGINT; then drains. A second signal does not hurry it: that is what SIGKILL is for.
+    """Serves until SIGTERM or SIGINT, then drains. A second signal has no effect; SIGKILL stops immediately.
 
-    `parent` is a file descriptor that becomes readable when the supervisor is gone: a worker does not outlive it.
+    `parent` is a file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -284,7 +287,7 @@ async def serve(
             await stack.enter_async_context(_running("certificate", certificate.watch))
         parts = await stack.enter_async_context(open_parts(settings, clock))
         await stack.enter_async_context(serving(parts, sock, certificate))
-        settle_memory()
+        freeze_garbage()
         warn_of_plain_http(settings)
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
         on_ready()
@@ -296,7 +299,7 @@ async def serve(
 
 
 def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None], parent: int | None = None) -> None:
-    """One worker on an event loop of its own; returns after the drain."""
+    """Runs one worker on its own event loop; returns after the drain."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, sock, SystemClock(), on_ready, parent))
@@ -304,7 +307,7 @@ def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None], p
 
 @asynccontextmanager
 async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """`work` runs beside the block and ends with it; a failure is logged and `work` begins again after a while."""
+    """Runs `work` in the background during the block. A failure is logged, and `work` restarts after a delay."""
 
     async def forever() -> None:
         while True:
@@ -312,7 +315,7 @@ async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
                 await work()
             except SeamarkError as error:
                 _log.warning("background work failed", work=name, error=error.message)
-            except Exception:  # noqa: BLE001  housekeeping must not stop for ever because of one bug
+            except Exception:  # noqa: BLE001  a bug must not stop housekeeping permanently
                 _log.exception("background work failed unexpectedly", work=name)
             await asyncio.sleep(5)
 
@@ -326,10 +329,10 @@ async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
 
 
 async def _housekeep(parts: ServerParts, holder: str) -> None:
-    """Rounds of archiving, pruning and purging; of all workers and replicas one at a time, who holds the lease."""
+    """Rounds of archiving, pruning and purging, by the worker or replica that holds the lease."""
     interval_s = parts.settings.housekeeping_interval_s
     while True:
-        # Jitter: replicas that started together must not ask for the lease together for ever.
+        # Jitter, so that replicas that start together do not request the lease together each time.
         await asyncio.sleep(interval_s * (0.75 + parts.clock.random_bytes(1)[0] / 510))
         now_ms = parts.clock.now_ms()
         until_ms = now_ms + int(interval_s * 3000)
@@ -349,7 +352,7 @@ async def _refresh_keys(parts: ServerParts) -> None:
 
 
 async def housekeeping_round(parts: ServerParts) -> dict[str, int]:
-    """One round; a part that fails does not keep the others from their turn. Returns what each did."""
+    """One round of all tasks; a failed task does not stop the others. Returns the count of each."""
     rounds: dict[str, Callable[[], Awaitable[int]]] = {
         "archived": parts.timeline.archive,
         "pruned": lambda: _prune(parts),
@@ -386,14 +389,14 @@ async def _prune(parts: ServerParts) -> int:
 
 
 async def _sample(parts: ServerParts) -> None:
-    """Sets the gauges that others know, and measures how late the loop wakes."""
+    """Updates the gauges of other components, and measures the latency of the event loop."""
     metrics, clock = parts.metrics, parts.clock
     while True:
         before = clock.monotonic()
         try:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         finally:
-            metrics.flush()  # also at the end, for what another worker will tell of this one
+            metrics.flush()  # also at the end, because another worker reports these metrics
         metrics.loop_lag.set(max(0.0, clock.monotonic() - before - SAMPLE_INTERVAL_S))
         metrics.in_flight.set(metrics.answering)
         metrics.watchers.set(parts.timeline.watchers)

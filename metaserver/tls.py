@@ -1,8 +1,8 @@
-"""TLS: the certificate of a server that is replaced while it serves, and whom clients of ours trust.
+"""TLS: a server certificate that is reloaded while the server runs, and the authorities that Seamark's clients trust.
 
-A certificate is renewed by replacing its files. They are looked at every few seconds, and at once on SIGHUP; new
-handshakes get the new one as soon as certificate and key are a pair, connections that are open go on. Files that are
-no pair are logged, and the certificate before them stays.
+A certificate is renewed by replacing its files. They are checked every few seconds, and immediately on SIGHUP. New
+handshakes use the new certificate once certificate and key match; open connections continue. Files that do not match
+are logged, and the previous certificate stays in use.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import structlog
 from metaserver.errors import ConfigError
 
 CA_VARIABLE = "SEAMARK_CA"
-"""Names a PEM file with the authorities that our own clients trust, besides those of the system."""
+"""The environment variable for a PEM file with authorities that our clients trust in addition to the system's."""
 RELOAD_S = 5.0
 _log = structlog.get_logger("seamark.tls")
 
 
 class Certificate:
-    """A server's certificate chain and key, both PEM. ConfigError names the file that will not do."""
+    """A server's certificate chain and key, both PEM. ConfigError, with the file, if one is unusable."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
         self._seen = self._state()
         self._current = _server_context(certificate, key)
         self.context = _server_context(certificate, key)
-        """For servers; what it presents follows the files."""
+        """For servers; it presents the current certificate."""
         self.context.sni_callback = self._present
 
     def _present(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current
 
     def reload(self) -> None:
-        """Takes the files as they are now."""
+        """Loads the current files."""
         self._seen = self._state()
         try:
             self._current = _server_context(*self._files)
@@ -48,24 +48,27 @@ class Certificate:
             _log.info("the certificate is loaded again", file=str(self._files[0]))
 
     async def watch(self) -> None:
-        """Reloads whenever the files have changed; runs until it is cancelled."""
+        """Reloads the files after each change; runs until it is cancelled."""
         while True:
             await asyncio.sleep(RELOAD_S)
             if self._state() != self._seen:
                 self.reload()
 
     def _state(self) -> list[tuple[int, int, int]]:
-        found = []
+        states = []
         for path in self._files:
             with suppress(OSError):
                 status = os.stat(path)
-                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        return found
+                states.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return states
 
 
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """For a server's connections, with what the files hold now. OSError (ssl.SSLError is one) for files that cannot be
-    read or are no pair, ConfigError for a key with a passphrase."""
+    """The TLS context of a server, with the current files.
+
+    OSError (including ssl.SSLError) for files that cannot be read or do not match; ConfigError for a key with a
+    passphrase.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
 
@@ -86,13 +89,17 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         return server_tls(certificate, key)
     except OSError as error:
         reason = getattr(error, "reason", None) or error
-        raise ConfigError(f"The TLS certificate {certificate} and key {key} are no pair in PEM: {reason}") from None
+        raise ConfigError(
+            f"The TLS certificate {certificate} and key {key} are not a matching PEM pair: {reason}"
+        ) from None
 
 
 def trusted_by_clients(authorities: str | None = None) -> ssl.SSLContext | None:
-    """What clients of ours verify servers with: the file named, or by SEAMARK_CA; None is what the system trusts.
+    """The context with which clients verify servers: authorities of the given file or of SEAMARK_CA; None for the
+    system's.
 
-    ValueError for a file that holds no certificates."""
+    ValueError for a file without certificates.
+    """
     path = authorities or os.environ.get(CA_VARIABLE)
     if not path:
         return None

@@ -1,4 +1,4 @@
-"""What crosses the wire, pure: JSON, namespace strings, page tokens. Every decoder answers nonsense with BadRequest."""
+"""Wire formats, pure: JSON, namespace strings, page tokens. Every decoder raises BadRequest for invalid input."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import msgspec
 from metaserver.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
-"""Between the levels of a namespace in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
+"""Separator of namespace levels in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
 INDEX_FOLDER = "metadata/seamark-index"
-"""Below a table's location: where its index files lie. Nothing else does, so that a purge takes all that is there."""
+"""Folder of index files below a table's location. It contains nothing else, so a purge deletes all of it."""
 INDEX_FILES_MAX = 1000
-"""That one change of a table may bring."""
+"""Limit for one change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
-"""In the summary of a snapshot: who made it, and as its how-manieth change."""
+"""In a snapshot's summary: the producer of the change, and its sequence number."""
 
 PLANS_FOLDER = "plans"
-"""Below a table's metadata folder: the files of its plan tables."""
+"""Folder of plan tables' files below a table's metadata folder."""
 PLAN_MARK = "~plan~"
-"""In the names of plan tables, between the table's and a digest. No engine takes it for anything else."""
+"""Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
 NAME_MAX = 255
-"""Characters."""
+"""In characters."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ encode_json = msgspec.json.encode
 
 
 def decode_json(body: bytes, what: str) -> Any:
-    """Any JSON value. BadRequest names `what` and where the JSON breaks."""
+    """Any JSON value. BadRequest with `what` and the position of the error."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -40,7 +40,7 @@ def decode_json(body: bytes, what: str) -> Any:
 
 
 def decode_as(body: bytes, shape: type[T], what: str) -> T:
-    """JSON of a given shape (a msgspec type). BadRequest names `what` and the field that does not fit."""
+    """JSON of the msgspec type `shape`. BadRequest with `what` and the invalid field."""
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -48,7 +48,7 @@ def decode_as(body: bytes, shape: type[T], what: str) -> T:
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    """A namespace as it stands in a URL, already percent-decoded. BadRequest for what no level can be."""
+    """A namespace from a URL, already percent-decoded. BadRequest for an invalid level."""
     return check_namespace(tuple(text.split(NAMESPACE_SEPARATOR)))
 
 
@@ -61,20 +61,22 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_name(name: str, what: str) -> str:
-    """A table, view, function or namespace level: 1 to 255 characters, none of them a control; no dot segment."""
+    """A name of a table, view, function or namespace level: 1 to 255 characters, no control characters, no dot
+    segment.
+    """
     if not name:
         raise BadRequest(f"Empty {what}: give it a name")
     if len(name) > NAME_MAX:
-        raise BadRequest(f"The {what} {name[:40]!r}… has {len(name)} characters; at most {NAME_MAX} are allowed")
+        raise BadRequest(f"The {what} {name[:40]!r}… has {len(name)} characters; the limit is {NAME_MAX} characters")
     if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
         raise BadRequest(f"The {what} {name!r} holds a control character; remove it")
     if name in (".", ".."):
-        raise BadRequest(f"No {what} can be called {name!r}: HTTP clients take it out of every URL")
+        raise BadRequest(f"Invalid {what} {name!r}: HTTP clients remove it from URLs")
     return name
 
 
 def check_new_name(name: str, what: str) -> str:
-    """As `check_name`, of a name that is to be given: not one that looks like a plan table's."""
+    """The same as `check_name`, for new names, which must not have the form of a plan table's name."""
     check_name(name, what)
     if PLAN_MARK in name.lower():
         raise BadRequest(f"The {what} {name!r} holds {PLAN_MARK}, which marks names of plan tables; choose another")
@@ -82,17 +84,17 @@ def check_new_name(name: str, what: str) -> str:
 
 
 def check_changeable(name: str) -> str:
-    """BadRequest for a plan table's name: there is nothing that could be changed of one."""
+    """BadRequest for a plan table's name, because plan tables are read-only."""
     if is_plan_name(name):
-        raise BadRequest(f"{name} is a plan table, which can only be read; change the table that it is of")
+        raise BadRequest(f"{name} is a plan table, which is read-only; change its source table")
     return name
 
 
 def is_plan_name(name: str) -> bool:
-    """Whether it has the form of a plan table's name."""
+    """Whether the name has the form of a plan table's name."""
     return PLAN_MARK in name and _PLAN_NAME.fullmatch(name) is not None
 
 
 def show(path: tuple[str, ...], name: str | None = None) -> str:
-    """As messages show it: levels and name joined by dots."""
+    """The name in messages: levels and name joined by dots."""
     return ".".join((*path, name) if name is not None else path)

@@ -14,7 +14,7 @@ from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flag
 from metaserver.cli.workers import supervise
 from metaserver.errors import ConfigError, SeamarkError
 from metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
-from metaserver.server import bind, open_certificate, run, tell_repaired, url_of
+from metaserver.server import bind, log_repaired, open_certificate, run, url_of
 from metaserver.settings import Settings, redact_url
 
 
@@ -40,7 +40,7 @@ def _serve(settings: Settings) -> None:
     umask = os.umask(PRIVATE_UMASK)
     settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
     configure_logging(settings)
-    tell_repaired(prepare_home(settings))
+    log_repaired(prepare_home(settings))
     with locked_home(settings):
         _serve_locked(settings)
 

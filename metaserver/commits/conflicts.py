@@ -32,7 +32,7 @@ from metaserver.index.blocks.packing import Longs
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.deletes.delete_index import DeleteIndex
 from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.lookup.partitions import group_by_partition
 from metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from metaserver.planner.view.selection import never
 from metaserver.planner.view.view import ROW_BITS, TableView
@@ -185,10 +185,10 @@ class ConflictCheck:
         (view, rows), _ = await self._live_files(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
-        fresh = set(deletes.selection.places().tolist())
+        fresh = set(deletes.selection.positions().tolist())
         pairs = [
             (row, delete)
-            for row, applying in zip(rows.tolist(), index.applying_to(rows), strict=True)
+            for row, applying in zip(rows.tolist(), index.deletes_for(rows), strict=True)
             for delete in sorted(fresh.intersection(applying))
             if vectors or _is_position_delete_file(joined, delete)
         ]
@@ -225,7 +225,7 @@ class ConflictCheck:
     def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
         """A position delete file, and the path of a removed data file that it may apply to."""
         found = files_at(removed.view, removed.selection.rows())
-        groups = grouped(found)
+        groups = group_by_partition(found)
         paths = found.texts("file_path").values()
         for file in unnamed:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
@@ -304,7 +304,7 @@ class ConflictCheck:
                     narrow_by_stats(selection, scope.bound, never)
             return selection.rows()
         rows = selection.rows()
-        groups = grouped(files_at(files.view, rows))
+        groups = group_by_partition(files_at(files.view, rows))
         targets = Targets(self._partitions, scope.partitions)
         meets = [targets.overlap(partition) for partition in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows

@@ -31,9 +31,9 @@ from metaserver.index.keys.hashing import hash_halves
 from metaserver.index.keys.keys import keys_of
 from metaserver.objects.port import ObjectStore
 from metaserver.planner.deletes.delete_files import delete_files_at
-from metaserver.planner.joins.dimension_columns import FileColumn, rows_where, wanted_of
+from metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
 from metaserver.planner.pruning.file_pruning import narrow_by_stats
-from metaserver.planner.rows.row_deletes import columns_of, places_at
+from metaserver.planner.rows.row_deletes import columns_of, positions_of
 from metaserver.planner.view.selection import Selection, never
 from metaserver.planner.view.view import TableView
 
@@ -66,7 +66,7 @@ async def exclude_deletes(objects: ObjectStore, added: AddedFiles, bound: Expres
             continue
         part = _selected(added, places)
         narrow_by_stats(part, condition, never)
-        met = set(part.places().tolist())
+        met = set(part.positions().tolist())
         _drop(selection, [place for place in places if place not in met])
         left += (_file(added.view, place, condition) for place in sorted(met))
     await _drop_disjoint(objects, selection, left)
@@ -78,7 +78,7 @@ async def exclude_data(objects: ObjectStore, added: AddedFiles, bound: Expressio
     condition = _condition_on(bound, None)
     selection = added.selection.copy()
     if condition != TRUE:
-        candidates = [_file(added.view, place, condition) for place in selection.places().tolist()]
+        candidates = [_file(added.view, place, condition) for place in selection.positions().tolist()]
         await _drop_disjoint(objects, selection, candidates)
     return AddedFiles(added.view, selection)
 
@@ -98,7 +98,7 @@ def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
     """The places of the selected equality deletes, grouped by their key columns."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
-    for place in files.selection.places().tolist():
+    for place in files.selection.positions().tolist():
         number, block, row = _located(files.view, place)
         if block.long("content", row) != EQUALITY:
             continue
@@ -196,7 +196,7 @@ async def first_match(
 
 def _places(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(rows)
-    return list(zip(ordered, places_at(view, np.array(ordered, dtype=np.int64)).tolist(), strict=True))
+    return list(zip(ordered, positions_of(view, np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_disjoint(objects: ObjectStore, selection: Selection, files: Sequence[_File]) -> None:
@@ -219,7 +219,7 @@ async def _drop_disjoint(objects: ObjectStore, selection: Selection, files: Sequ
 
 def _is_disjoint(data: bytes, file: _File) -> bool:
     """Whether no row of the file matches. Unreadable."""
-    columns_needed = set(wanted_of(file.condition, ()))
+    columns_needed = set(filtered_columns(file.condition, ()))
     if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
         return False
     try:

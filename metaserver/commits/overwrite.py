@@ -33,7 +33,7 @@ from metaserver.iceberg.metadata.snapshot import Snapshot
 from metaserver.iceberg.types.values import FLOATS
 from metaserver.index.blocks.packing import Longs
 from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.lookup.partitions import group_by_partition
 from metaserver.planner.plan.planner import Planner
 from metaserver.planner.scan.request import ScanRequest
 from metaserver.planner.view.view import TableView
@@ -70,7 +70,7 @@ def _paths(view: TableView, rows: Longs) -> set[str]:
 def _within(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
-    groups = grouped(files_at(view, rows))
+    groups = group_by_partition(files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):
         inside = targets.contain(partition)

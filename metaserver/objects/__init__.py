@@ -1,1 +1,3 @@
-"""Object storage: one port, local files and S3 behind it, and what clients are told about reaching it themselves."""
+"""Object storage: one port with implementations for local files and S3, and what clients need to access it
+themselves.
+"""

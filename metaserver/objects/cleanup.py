@@ -1,6 +1,6 @@
-"""Files removed in the background: what a commit has written for nothing, or has left behind.
+"""Deletes files in the background: those of failed commits, and those that a commit replaced.
 
-Past the bound they stay: an orphan costs space, a wait costs writers.
+Requests above the limit are dropped: an orphan file costs space, but waiting would delay writers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _AT_ONCE_MAX = 64
 
 
 class Cleanup:
-    """Belongs to one event loop."""
+    """Deletes files in the background. Belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._tasks: set[asyncio.Task[None]] = set()
 
     def remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """As far as storage lets it; nothing where `unless` turns out to be so, or cannot be told."""
+        """Deletes the files, ignoring storage errors; deletes nothing if `unless` returns True or fails."""
         if not locations or len(self._tasks) >= _AT_ONCE_MAX:
             return
         task = asyncio.create_task(self._remove(locations, unless), name="cleanup")
@@ -31,7 +31,7 @@ class Cleanup:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Waits for what is being removed."""
+        """Waits for running deletions."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None) -> None:

@@ -1,4 +1,4 @@
-"""The server's own S3 keys, as values: from the settings, else from where AWS's tools look."""
+"""The server's own S3 keys: from the settings, otherwise from AWS's default credential chain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class S3Keys:
-    """`token` is a session token or empty. The secrets stay out of repr, so out of logs and tracebacks."""
+    """`token` is a session token or empty. Secrets are not part of repr, and so not of logs and tracebacks."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -26,10 +26,9 @@ class S3Keys:
 
 
 def server_keys(settings: Settings) -> S3Keys:
-    """The keys to sign with now. StorageError when there are none.
+    """The keys for signing now. StorageError if there are none.
 
-    Keys of AWS's chain are refreshed when they run out, which asks an HTTP service: call it in a thread when the
-    settings hold no keys.
+    Keys of AWS's chain are refreshed over HTTP when they expire: without keys in the settings, call this in a thread.
     """
     if settings.s3_access_key_id:
         return S3Keys(settings.s3_access_key_id, settings.s3_secret_access_key)

@@ -1,14 +1,14 @@
 """Local files as object storage.
 
-The rule it keeps: `create` returns only when the bytes, the name and every new folder are on disk. The bytes go to a
-temporary name in the same folder, are synced, and get their final name by link(2), which fails when the name is taken:
-so put-if-absent is atomic and no reader sees half a file. Then the folder is synced. obstore's LocalStore was not
-taken because it never calls fsync: a metadata file that it "wrote" can be empty after a power cut, with the pointer,
-which SQLite did sync, naming it.
+`create` returns only after the bytes, the name and every new folder are on disk. The bytes are written to a temporary
+file in the same folder, which is synced and then linked to its final name with link(2), which fails if the name exists:
+so put-if-absent is atomic and no reader sees a partial file. Then the folder is synced. obstore's LocalStore is not
+used because it never calls fsync: after a power cut a metadata file may be empty while the pointer, which SQLite did
+sync, refers to it.
 
-Files work in a bounded pool of threads. A location is refused when its real path, symbolic links resolved, leaves the
-roots; the last step is opened without following links. Someone who can swap a folder for a link between the two
-already writes to the warehouse's disk and does not need us.
+Files are processed in a bounded thread pool. A location is rejected if its real path, with symbolic links resolved, is
+outside the roots; the last path component is opened without following links. An attacker who can replace a folder by a
+link between the two steps already has write access to the warehouse.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from metaserver.objects.locations import Location, parse_location
 from metaserver.objects.port import ObjectInfo, check_range
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
-"""Names of unfinished files; never listed. One stays behind only when the process dies inside `create`."""
+"""The suffix of incomplete files, which are never listed. One remains only if the process dies inside `create`."""
 
 _LIST_BATCH = 1000
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -41,9 +41,10 @@ T = TypeVar("T")
 
 
 class LocalObjects:
-    """An ObjectStore over `file://`; `roots` are absolute paths that no file may leave. Close it when done.
+    """An ObjectStore over `file://`; `roots` are absolute paths that contain all files. Close it after use.
 
-    New files and folders get their modes by `umasks[root]`, where a root has one, else by the process's umask."""
+    New files and folders get their modes from `umasks[root]`, or from the process's umask.
+    """
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class LocalObjects:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="objects-local")
 
     async def close(self) -> None:
-        """Waits for files being written; nothing new starts."""
+        """Waits for running writes and rejects new ones."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -79,14 +80,14 @@ class LocalObjects:
             try:
                 self._create(path, root, location, data, temporary)
             except NotADirectoryError as error:
-                raise StorageError(f"{location!r} lies below something that is a file, not a folder") from error
+                raise StorageError(f"{location!r} is below a path that is a file, not a folder") from error
             except FileNotFoundError as error:
-                raise RetryLater(f"The folder of {location!r} was deleted meanwhile; try again") from error
+                raise RetryLater(f"The folder of {location!r} was deleted concurrently; retry") from error
 
         await self._run(location, create)
 
     async def exists(self, location: str) -> bool:
-        # Not in a thread: a stat of a cached inode takes 2 µs, the hop 60, and every load of a table asks.
+        # Not in a thread: a stat of a cached inode takes 2 µs, a thread hop 60 µs, and every table load calls this.
         at = _local(parse_location(location))
         try:
             return stat.S_ISREG(os.lstat(at.file_path).st_mode)
@@ -112,7 +113,9 @@ class LocalObjects:
             await self._run(f"file://{root}", lambda path, _: _check_writable(path))
 
     async def _run(self, location: str, work: Callable[[str, str], T]) -> T:
-        """`work` on the checked path and its root, in a thread: a file system that hangs costs that, not us."""
+        """Runs `work` with the checked path and its root in a thread, so that a hanging file system does not block the
+        loop.
+        """
         parsed = parse_location(location)
 
         def checked() -> T:
@@ -164,10 +167,11 @@ class LocalObjects:
 
 
 class _DurableFolders:
-    """Makes folders, and sees to it once per folder that its whole path below the root is on disk.
+    """Creates folders, and ensures once per folder that its whole path below the root is on disk.
 
-    Also for a folder found there: an engine that made it did not sync it. Known folders are told by inode, so that one
-    deleted and made again is synced again; forgetting one costs a few syncs.
+    Existing folders are synced too, because an engine may have created them without a sync. Known folders are
+    identified by inode, so that a folder that is deleted and recreated is synced again; a forgotten folder costs a few
+    syncs.
     """
 
     def __init__(self, known_max: int) -> None:
@@ -189,7 +193,7 @@ class _DurableFolders:
             with contextlib.suppress(FileExistsError):
                 _make_folder(child, umask)
         for parent in chain[1:]:
-            # One that we may not even open is not one that we just put a folder into.
+            # A folder that cannot be opened is not one that this process has just written to.
             with contextlib.suppress(PermissionError):
                 _sync_folder(parent)
         with self._lock:
@@ -255,8 +259,8 @@ def _read_range(path: str, location: str, start: int, length: int) -> bytes:
 
 @contextlib.contextmanager
 def _plain_file(path: str, location: str) -> Iterator[int]:
-    """A descriptor to read from. ObjectMissing for what is none."""
-    # O_NONBLOCK: a named pipe would otherwise hold the thread until somebody writes to it.
+    """A descriptor for reading. ObjectMissing if the path is not a plain file."""
+    # O_NONBLOCK: opening a named pipe would otherwise block the thread until a writer opens it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -267,7 +271,7 @@ def _plain_file(path: str, location: str) -> Iterator[int]:
 
 
 def _open_new(path: str) -> tuple[str, int]:
-    """The path taken, and a descriptor. The name can only be taken by what a crash left when randomness is replayed."""
+    """(path, descriptor) of a new file. The name exists only after a crash when randomness is replayed."""
     while True:
         with contextlib.suppress(FileExistsError):
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -275,7 +279,7 @@ def _open_new(path: str) -> tuple[str, int]:
 
 
 def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
-    """Closes the descriptor, whatever happens."""
+    """Closes the descriptor in every case."""
     try:
         if umask is not None:
             os.fchmod(descriptor, 0o666 & ~umask)
@@ -307,7 +311,7 @@ def _walk(folder: str) -> Iterator[ObjectInfo]:
         try:
             entries = os.scandir(current)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # gone since its parent was read, or never there
+            continue  # deleted since its parent was listed, or never existed
         with entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

@@ -1,11 +1,11 @@
-"""Where things may lie: normalised locations, and the warehouse that no location leaves.
+"""Normalised storage locations, and the warehouse that contains them.
 
-The rule it keeps: whatever a client writes as a location or a name, what comes out of `check`, `namespace_location` and
-`table_location` lies below the warehouse or an allowed location *for every reader*: also for one that decodes percent
-escapes, folds backslashes or resolves dots, which is why those are refused and not repaired.
+For any location or name from a client, the results of `check`, `namespace_location` and `table_location` are below the
+warehouse or an allowed location *for every reader*, including readers that decode percent escapes, replace backslashes
+or resolve dots. Locations with these are rejected, not repaired.
 
-Names become path segments of plain ASCII letters, digits, `_`, `-` and `.`; anything else is replaced and a hash keeps
-different names apart. Percent-encoding them was rejected: engines disagree on whether `%2F` in a location is decoded.
+Names become path segments of ASCII letters, digits, `_`, `-` and `.`; other characters are replaced, and a hash
+distinguishes the results. Percent encoding is not used because engines differ about decoding `%2F` in a location.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from metaserver.errors import BadRequest, ConfigError
 
 LOCATION_CHARS_MAX = 4096
-"""Longest location: a Linux path's limit, and four times an S3 key's."""
+"""Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
 
 _S3_SCHEMES = frozenset(("s3", "s3a", "s3n"))
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
@@ -54,7 +54,7 @@ class Location:
         return "/" + self.path
 
     def holds(self, other: Location) -> bool:
-        """Whether `other` is this location or lies below it."""
+        """Whether `other` is this location or is below it."""
         if (self.scheme, self.bucket) != (other.scheme, other.bucket):
             return False
         return not self.path or other.path == self.path or other.path.startswith(self.path + "/")
@@ -62,9 +62,9 @@ class Location:
 
 @lru_cache(maxsize=8192)  # pure, and each load of a table parses its location three times
 def parse_location(text: str, what: str = "The location") -> Location:
-    """Normalised: `file:/p` and `file:///p` are one, `s3a` and `s3n` are s3, a trailing slash is dropped.
+    """The normalised location: `file:/p` equals `file:///p`, `s3a` and `s3n` become s3, a trailing slash is dropped.
 
-    BadRequest, naming `what`, for everything that two readers could understand differently.
+    BadRequest, with `what`, for text that readers could interpret differently.
     """
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{what} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
@@ -73,7 +73,7 @@ def parse_location(text: str, what: str = "The location") -> Location:
         raise BadRequest(f"{what} {shown} holds a control character; remove it")
     matched = _SCHEME.fullmatch(text)
     if matched is None:
-        raise BadRequest(f"{what} {shown} is no URI; write file:///path or s3://bucket/path")
+        raise BadRequest(f"{what} {shown} is not a URI; write file:///path or s3://bucket/path")
     scheme, rest = matched[1].lower(), matched[2]
     for mark, name in (("?", "a query"), ("#", "a fragment"), ("\\", "a backslash")):
         if mark in rest:
@@ -103,12 +103,12 @@ def _file_path(rest: str, what: str, shown: str) -> str:
 
 def _bucket_and_key(rest: str, what: str, shown: str) -> tuple[str, str]:
     if not rest.startswith("//"):
-        raise BadRequest(f"{what} {shown} names no bucket; write s3://bucket/path")
+        raise BadRequest(f"{what} {shown} has no bucket; write s3://bucket/path")
     bucket, _, key = rest[2:].partition("/")
     if "@" in bucket:
         raise BadRequest(f"{what} carries user information before '@'; write s3://bucket/path")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise BadRequest(f"{what} {shown} names the bucket {bucket!r}, which no bucket can be called")
+        raise BadRequest(f"{what} {shown} has the invalid bucket {bucket!r}; correct its name")
     return bucket, key
 
 
@@ -127,12 +127,15 @@ def _check_segments(path: str, what: str, shown: str) -> None:
         if further == decoded:
             return
         decoded = further
-    raise BadRequest(f"{what} {shown} is percent-encoded more than {_DECODE_ROUNDS} times over")
+    raise BadRequest(f"{what} {shown} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
 
 
 def location_key(location: Location) -> str:
-    """One spelling for each place, whoever reads it: percent escapes decoded, and for files symbolic links resolved,
-    letters composed and case folded, as there are file systems to which these are the same. Reads the file system."""
+    """A canonical key of a location, equal for all spellings that any reader treats as the same.
+
+    Percent escapes are decoded; for files, symbolic links are resolved and letters are composed and case-folded,
+    because some file systems ignore these differences. Reads the file system.
+    """
     path = location.path
     if location.scheme == "file":
         path = os.path.realpath(location.file_path).strip("/")
@@ -144,7 +147,9 @@ def location_key(location: Location) -> str:
 
 
 def safe_segment(name: str) -> str:
-    """A path segment for any name: itself where that is plain, else its plain characters and 64 bits of its hash."""
+    """A path segment for any name: the name itself if it is plain, otherwise its plain characters and 64 bits of its
+    hash.
+    """
     if _PLAIN_SEGMENT.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -153,12 +158,12 @@ def safe_segment(name: str) -> str:
 
 
 def _below(parent: str, tail: str) -> str:
-    # Only file:/// itself ends with a slash.
+    # Only file:/// itself has a trailing slash.
     return parent + tail if parent.endswith("/") else f"{parent}/{tail}"
 
 
 class Warehouse:
-    """The warehouse and the other locations below which tables may lie. ConfigError for a URI that is none."""
+    """The warehouse and the other locations below which tables may be stored. ConfigError for an invalid URI."""
 
     def __init__(self, uri: str, allowed: Iterable[str] = ()) -> None:
         try:
@@ -168,16 +173,16 @@ class Warehouse:
 
     @property
     def uri(self) -> str:
-        """The warehouse itself, normalised, without a trailing slash."""
+        """The warehouse's location, normalised, without a trailing slash."""
         return str(self._roots[0])
 
     @property
     def roots(self) -> tuple[Location, ...]:
-        """The warehouse first, then the allowed locations."""
+        """The warehouse, followed by the allowed locations."""
         return self._roots
 
     def contains(self, location: str) -> bool:
-        """Whether `check` would accept it."""
+        """Whether `check` accepts the location."""
         try:
             self.check(location)
         except BadRequest:
@@ -187,12 +192,12 @@ class Warehouse:
     def check(self, location: str, what: str = "The location", *, root_ok: bool = False) -> str:
         """The normalised location, strictly below a root (or a root itself with `root_ok`). BadRequest otherwise.
 
-        A root itself is no place for a table: dropping the table with its files would take all others along.
+        A root is not a valid table location: dropping the table with its files would delete all other tables.
         """
         return str(self.parse(location, what, root_ok=root_ok))
 
     def parse(self, location: str, what: str = "The location", *, root_ok: bool = False) -> Location:
-        """As `check`, taken apart."""
+        """The same as `check`, as a parsed location."""
         parsed = parse_location(location, what)
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
@@ -203,13 +208,13 @@ class Warehouse:
         )
 
     def namespace_location(self, path: tuple[str, ...]) -> str:
-        """The default location of a namespace; different namespaces get different ones."""
+        """The default location of a namespace, unique to it."""
         return _below(self.uri, "/".join(safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
-        """A fresh location: the UUID keeps a table apart from a dropped one of the same name that may be undropped.
+        """A new location for a table: its UUID distinguishes it from a dropped table of the same name.
 
-        BadRequest when the namespace's location (a property that clients set) is outside the warehouse.
+        BadRequest if the namespace's location, a property that clients set, is outside the warehouse.
         """
         parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
         return _below(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")

@@ -1,10 +1,10 @@
-"""The object storage port: whole immutable objects, named by URI, written once and never changed.
+"""The object storage port: immutable objects, named by URI and written once.
 
-The rule it keeps: an object, once visible, is complete and durable, and nobody overwrites it. So a reader never needs a
-lock and a cache never needs invalidation. There is no rename and no append because S3 has neither.
+An object is complete and durable when it becomes visible, and is never overwritten. So readers need no locks and caches
+need no invalidation. There is no rename and no append because S3 has neither.
 
-Locations are taken as written, character by character: `%20` in a location is three characters of a file name, not a
-space. That is how Hadoop's Path, Iceberg's S3FileIO and PyIceberg read them, and all have to find the same object.
+A location is used character by character: `%20` in a location is three characters of a file name, not a space. Hadoop's
+Path, Iceberg's S3FileIO and PyIceberg do the same, and all must find the same object.
 """
 
 from __future__ import annotations
@@ -24,41 +24,45 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """Every method may raise, besides what it names:
+    """Every method may raise these errors in addition to its own.
 
-    BadRequest: the location is malformed or outside what this store may touch.
-    RetryLater: the storage is away, overloaded, full or slow; nothing is known to have gone wrong for good.
-    StorageError: the storage refused in a way that a retry does not mend (permissions, a missing bucket).
+    BadRequest: the location is malformed or outside the roots of this store.
+    RetryLater: the storage is unavailable, overloaded, full or slow; the condition may be temporary.
+    StorageError: the storage rejected the request, and a retry does not help (permissions, a missing bucket).
     """
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        """The whole object. ObjectMissing when there is none; TooLarge, before reading, past `limit_bytes`."""
+        """The whole object. ObjectMissing if it does not exist; TooLarge, before reading, if it exceeds
+        `limit_bytes`.
+        """
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        """Bytes `start` to `start + length` of the object, fewer where it ends before. ObjectMissing when there is
-        none. ValueError for a negative start or length."""
+        """Bytes `start` to `start + length`, fewer at the end of the object.
+
+        ObjectMissing if it does not exist. ValueError for a negative start or length.
+        """
 
     async def create(self, location: str, data: bytes) -> None:
-        """Put if absent. Once it returns, the object is whole and survives a power cut.
+        """Creates the object if absent. When it returns, the object is complete and survives a power cut.
 
-        ObjectExists: somebody else's object is there, untouched; never raised for our own write whose reply was lost.
-        After RetryLater or StorageError the object may or may not exist: take a new name, or delete this one.
+        ObjectExists: another writer's object exists and is unchanged; never raised for this write if its reply was
+        lost. After RetryLater or StorageError the object may or may not exist: use a new name, or delete it.
         """
 
     async def exists(self, location: str) -> bool:
-        """Whether something is stored there; cheap, and asked often on local files."""
+        """Whether an object exists; cheap and frequent on local files."""
 
     async def delete(self, location: str) -> None:
-        """Nothing is stored there afterwards; that nothing was there before is no error."""
+        """Deletes the object; a missing object is not an error."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every object below the folder `prefix` at any depth, in no particular order; a missing folder is empty."""
+        """All objects below the folder `prefix`, recursively and unordered; a missing folder is empty."""
 
     async def ping(self) -> None:
-        """Returns when the storage answers; for readiness checks."""
+        """Returns if the storage answers; for readiness checks."""
 
 
 def check_range(start: int, length: int) -> None:
-    """ValueError for what is no range."""
+    """ValueError for an invalid range."""
     if start < 0 or length < 0:
-        raise ValueError(f"a range cannot start at {start} or have {length} bytes")
+        raise ValueError(f"invalid range: start {start}, {length} bytes")

@@ -1,7 +1,7 @@
-"""One ObjectStore in front of all: the location's scheme picks local files or S3, and none leaves the warehouse.
+"""The ObjectStore of a server: the scheme of a location selects local files or S3.
 
-The rule it keeps: every location is checked again here, whatever its caller checked, so no code path can read, write or
-delete outside the warehouse and the allowed locations; and at most `CONCURRENCY` requests run at once.
+Every location is checked here again, independent of its caller, so that no code path reads, writes or deletes outside
+the warehouse and the allowed locations. At most `CONCURRENCY` requests run concurrently.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from metaserver.objects.s3 import S3Objects
 from metaserver.settings import Settings
 
 LOCAL_THREADS = 8
-"""Files being read or written at once: enough to overlap syncs, few enough not to fight over one disk."""
+"""Files read or written concurrently: enough to overlap syncs, few enough to limit contention on one disk."""
 
 CONCURRENCY = 64
-"""Storage requests of one process at once; more wait. Those who wait are bounded by the setting requests_limit."""
+"""Concurrent storage requests of one process; others wait. The setting requests_limit bounds their number."""
 
 
 class RoutedObjects:
-    """An ObjectStore that hands each call to `local` or `s3`."""
+    """An ObjectStore that delegates each call to `local` or `s3`."""
 
     def __init__(self, warehouse: Warehouse, *, local: ObjectStore, s3: ObjectStore, concurrency: int) -> None:
         self._warehouse = warehouse
@@ -59,12 +59,12 @@ class RoutedObjects:
             await store.delete(checked)
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        # No slot is held: a listing lasts as long as its caller takes, and asks for one page at a time.
+        # Takes no slot: a listing lasts as long as its caller needs, and requests one page at a time.
         store, checked = self._route(prefix, root_ok=True)
         return store.list(checked)
 
     async def ping(self) -> None:
-        """Asks every storage that holds a root."""
+        """Pings every storage that has a root."""
         for scheme in {root.scheme for root in self._warehouse.roots}:
             async with self._slots:
                 await self._store(scheme).ping()
@@ -79,7 +79,7 @@ class RoutedObjects:
 
 @asynccontextmanager
 async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
-    """The object storage of a server, closed when the block ends. ConfigError for a warehouse that is no location."""
+    """The object storage of a server, closed at the end of the block. ConfigError for an invalid warehouse location."""
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
     async with AsyncExitStack() as stack:
         local = LocalObjects(
@@ -99,7 +99,7 @@ def _s3_roots(warehouse: Warehouse) -> list[Location]:
 
 
 def _umasks(warehouse: Warehouse, settings: Settings) -> dict[str, int]:
-    """Of those local roots that are outside the home; what is inside it is private."""
+    """Umasks of local roots outside the home folder; files inside it are private."""
     if not settings.warehouse_umask:
         return {}
     umask = int(settings.warehouse_umask, 8)

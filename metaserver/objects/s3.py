@@ -1,11 +1,11 @@
-"""S3 and its likes as object storage, through obstore.
+"""S3 and compatible stores as object storage, through obstore.
 
-The rule it keeps: `create` never overwrites, and never calls our own write a conflict. A PUT is conditional
-(`If-None-Match: *`) and carries an id in the object's metadata. When the reply is lost, or a retry below us finds what
-its first attempt wrote, the object is read back: our id, and the write succeeded; another's, and it is a conflict.
+`create` never overwrites, and never reports its own write as a conflict. A PUT is conditional (`If-None-Match: *`) and
+stores an id in the object's metadata. If the reply is lost, or a retry inside obstore finds the object of its first
+attempt, the object is read back: with our id the write succeeded, with another id it conflicts.
 
-A store that answers a conditional PUT with 501 gets a HEAD and a plain PUT instead, for as long as the process lives:
-two writers could then both believe to be first, but every name the catalog writes holds a fresh UUID.
+A store that answers a conditional PUT with 501 gets a HEAD and a plain PUT instead, for the lifetime of the process:
+two concurrent writers could then both succeed, but every name that the catalog writes contains a new UUID.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
 WRITE_ID = "seamark-write"
-"""Metadata key (on the wire `x-amz-meta-seamark-write`) of the id that a create leaves on its object."""
+"""Metadata key (on the wire `x-amz-meta-seamark-write`) of the id that `create` stores with its object."""
 
 _LIST_PAGE = 1000
 _BACKOFF_MAX_S = 2.0
-# obstore raises Python's own FileNotFoundError, NotImplementedError and ValueError beside its tree.
+# obstore also raises Python's FileNotFoundError, NotImplementedError and ValueError.
 _MISSING = (FileNotFoundError, exceptions.NotFoundError)
 _FAILED = (exceptions.BaseError, OSError, NotImplementedError, ValueError)
 
@@ -44,7 +44,7 @@ _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 
 
 class S3Objects:
-    """An ObjectStore over `s3://`. One client per bucket, made on first use; `roots` are what `ping` asks for."""
+    """An ObjectStore over `s3://`. Clients per bucket are created on first use; `ping` checks `roots`."""
 
     def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
         self._roots = tuple(roots)
@@ -68,7 +68,7 @@ class S3Objects:
         check_range(start, length)
         store, at = self._open(location)
         if length == 0:
-            await self.read_range(location, 0, 1)  # S3 has no empty ranges; what is missing is missing
+            await self.read_range(location, 0, 1)  # S3 has no empty ranges; this reports a missing object
             return b""
         try:
             return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
@@ -101,9 +101,9 @@ class S3Objects:
         else:
             return
         try:
-            ours = await self._holds_write(store, at, data, write_id)
+            ours = await self._has_write_id(store, at, data, write_id)
         except _FAILED:
-            # Unread, the first failure stands: either a conflict was reported, or nobody knows, which RetryLater says.
+            # Without a read-back, the first failure is raised: a conflict, or RetryLater for an unknown outcome.
             raise failure from None
         if ours is None:
             raise failure
@@ -131,7 +131,7 @@ class S3Objects:
 
     async def ping(self) -> None:
         for root in self._roots:
-            # Below a name that nothing has, so the answer is short; a HEAD could not tell a missing bucket.
+            # Lists below a name that does not exist, so the answer is short; a HEAD does not report a missing bucket.
             nothing = Location("s3", root.bucket, f"{root.path}/.seamark-ping".lstrip("/"))
             async for _ in self.list(str(nothing)):
                 break
@@ -156,8 +156,8 @@ class S3Objects:
         else:
             raise exceptions.AlreadyExistsError(str(at))
 
-    async def _holds_write(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
-        """Whether what is stored came from this write; None when nothing is stored."""
+    async def _has_write_id(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
+        """Whether the stored object is from this write; None if none is stored."""
         try:
             found = await obstore.get_async(store, at.path)
         except _MISSING:
@@ -165,7 +165,7 @@ class S3Objects:
         stored_id = found.attributes.get(WRITE_ID)
         if stored_id is not None:
             return stored_id == write_id
-        # A store that drops metadata: the bytes decide. Ours hold a UUID, so nobody else writes the same.
+        # A store that drops metadata: the bytes decide. They contain a UUID, so no other writer writes the same bytes.
         return found.meta["size"] == len(data) and bytes(await found.bytes_async()) == data
 
     def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S3Store, Location]:
@@ -181,13 +181,13 @@ class S3Objects:
 
 
 def open_bucket(bucket: str, settings: Settings) -> S3Store:
-    """An obstore client for one bucket; without keys in the settings it asks the environment as AWS's tools do."""
+    """An obstore client for one bucket; without keys in the settings it uses AWS's default credential chain."""
     config: S3Config = {"region": settings.s3_region, "virtual_hosted_style_request": not settings.s3_path_style}
-    # One DELETE per object: the bulk call needs a checksum of its body that not every store takes.
+    # One DELETE per object: the bulk call needs a checksum of its body that not every store supports.
     config["disable_bulk_delete"] = True
     if settings.s3_endpoint:
         endpoint = bucket_endpoint(bucket, settings)
-        # Both names, or AWS_ENDPOINT_URL_S3 in the environment would win over the setting.
+        # Both names, otherwise AWS_ENDPOINT_URL_S3 in the environment would override the setting.
         config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
     timeout = timedelta(seconds=settings.storage_timeout_s)
     client: ClientConfig = {
@@ -206,7 +206,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
 
     config["skip_signature"] = False
 
-    # Given as a provider, so that an AWS_SESSION_TOKEN in the environment is not mixed with keys from the settings.
+    # As a provider, so that an AWS_SESSION_TOKEN in the environment is not combined with keys from the settings.
     def keys() -> S3Credential:
         return {
             "access_key_id": settings.s3_access_key_id,
@@ -228,13 +228,13 @@ def bucket_endpoint(bucket: str, settings: Settings) -> str:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status in obstore's message, which has it nowhere else."""
+    """The HTTP status, which obstore reports only in its message."""
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 
 
 def _explain(error: Exception, location: str) -> SeamarkError:
-    # The first line says what happened; the rest is S3's XML and a dump of Rust structures.
+    # The first line is the cause; the rest is S3's XML and Rust debug output.
     reason = str(error).partition("\n")[0].partition(": <?xml")[0]
     if "NoSuchBucket" in str(error):
         return StorageError(f"The bucket of {location!r} does not exist; create it")

@@ -1,11 +1,10 @@
-"""What an S3 request touches, and whether all of it lies inside one table. Pure.
+"""Which objects an S3 request touches, and whether all of them are inside one table. Pure.
 
-The rule it keeps: a request is let through only when every object it names, in its address, its query, its headers and
-its body, lies below the table's location, and when no reader could take its address for another one. What is not
-known to be harmless is refused: queries and `x-amz-` headers are lists of what may pass, never of what may not.
-So a copy source, a canned ACL, a second address hidden in a Host header or in XML entities find no way around.
+A request is accepted only if every object in its address, query, headers and body is below the table's location, and if
+no S3 server can interpret the address differently. Everything unknown is rejected: queries and `x-amz-` headers are
+allow lists. So a copy source, a canned ACL, or a second address in a Host header or an XML entity is rejected.
 
-Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (which of them are sent).
+Sources: the Amazon S3 API reference (requests and headers), Iceberg's S3FileIO and s3fs (which of them clients send).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))
 DELETE_KEYS_MAX = 1000
 """Keys of one DeleteObjects call (S3's own limit)."""
 DELETE_BODY_MAX = 8 << 20
-"""Characters of its body: a thousand keys of a kilobyte each, all escaped."""
+"""Characters of the body: a thousand keys of a kilobyte each, fully escaped."""
 
 _OBJECT_QUERIES = {
     "GET": {"versionId", "partNumber", "uploadId", "max-parts", "part-number-marker", "tagging", "attributes"},
@@ -68,7 +67,7 @@ _S3_NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a request goes: `key` is decoded and empty when it goes to the bucket itself."""
+    """The target of a request: `key` is decoded, and empty for a request to the bucket itself."""
 
     bucket: str
     key: str
@@ -76,7 +75,7 @@ class Address:
 
 
 def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
-    """The URI taken apart, and bucket, key and query. BadRequest when it has two readings, Forbidden when elsewhere."""
+    """The parsed URI, and bucket, key and query. BadRequest if it is ambiguous, Forbidden for another endpoint."""
     if any(ch <= " " or ch >= "\x7f" or ch in '\\"<>^`{|}' for ch in uri):
         raise BadRequest("uri holds a character that has to be percent-encoded")
     try:
@@ -116,8 +115,8 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
         if "%" in bucket:
             raise BadRequest("uri has percent escapes in its bucket, which no bucket's name needs")
         return bucket, key
-    # Only where the operator says that the store knows virtual hosts: one that does not would take the key's first
-    # segment for the bucket, and the request would reach another one than was checked here.
+    # Only if the operator enables virtual hosts: a store without them would take the first segment of the key for the
+    # bucket, and the request would reach another object than the checked one.
     if virtual_allowed and host.endswith("." + base):
         return host[: -len(base) - 1], path.removeprefix("/")
     raise _elsewhere(parts, settings)
@@ -150,15 +149,16 @@ def _parse_query(raw: str) -> dict[str, str]:
         name, _, value = pair.partition("=")
         name = _decode(name)
         if name in query or ";" in pair:
-            raise BadRequest(f"uri has the query {name!r} twice, or ';' in it; S3 servers read that in different ways")
+            raise BadRequest(f"uri has the query {name!r} twice, or ';' in it; S3 servers differ about its meaning")
         query[name] = _decode(value)
     return query
 
 
 def check_request(method: str, address: Address, headers: dict[str, str], body: str | None, table: Location) -> None:
-    """Nothing, when all the request touches is inside `table` and `method` may do it. `headers` by lower-case name.
+    """Returns if everything that the request touches is inside `table`, and `method` is permitted.
 
-    Forbidden for what lies elsewhere or is not in the lists above; BadRequest for what cannot be understood.
+    `headers` have lower-case names. Forbidden for objects elsewhere and for anything that is not on the allow lists;
+    BadRequest for malformed requests.
     """
     names = set(address.query) - {"x-id"}  # the SDKs' label of the operation
     _check_opaque(address.query)
@@ -194,13 +194,13 @@ def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok:
 
 
 def _check_listing(address: Address, table: Location) -> None:
-    # Stores on file systems resolve dots in a prefix as in a path, so what starts with the table's location may still
-    # lead out of it. Where a listing starts or goes on is a key, or opaque: stores read that as they like, too.
+    # Stores on file systems resolve dots in a prefix, so a prefix that starts with the table's location may still lead
+    # out of it. Markers and tokens are keys or opaque text, which stores may also interpret as paths.
     for name in ("prefix", "start-after", "marker"):
         text = address.query.get(name)
         if text is None or (name != "prefix" and not text):
             continue
-        # With its slash, or the prefix of a table t1 would list t10 as well.
+        # The prefix must include the slash, or a prefix of table t1 would also list t10.
         if address.bucket != table.bucket or not text.startswith(f"{table.path}/"):
             raise Forbidden(
                 f"The {name} of a listing has to start with {table.path + '/'!r}, this table's location and a slash"
@@ -213,7 +213,7 @@ def _check_listing(address: Address, table: Location) -> None:
 
 
 def _check_opaque(query: dict[str, str]) -> None:
-    """Forbidden for a token or id of a store's own making in which a store could find a path that leads elsewhere."""
+    """Forbidden if a store's own token or id contains something that a store could interpret as a path to elsewhere."""
     for name in _OPAQUE & query.keys():
         text = query[name]
         for _ in range(_DECODE_ROUNDS):
@@ -240,7 +240,7 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
 
 
 def parse_delete_body(body: str | None) -> list[str]:
-    """Keys of a DeleteObjects body. XML with one reading only: no DTD, entity, comment, CDATA or attribute."""
+    """The keys of a DeleteObjects body. The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute."""
     if not body:
         raise BadRequest("A request that deletes several objects is signed only with its body: send it in `body`")
     if len(body) > DELETE_BODY_MAX:
@@ -255,7 +255,7 @@ def parse_delete_body(body: str | None) -> list[str]:
         raise BadRequest(f"The body is not XML: {error}") from None
     keys: list[str] = []
     if _name(root) != "Delete":
-        raise BadRequest("The body is no <Delete> of the S3 API")
+        raise BadRequest("The body is not a <Delete> element of the S3 API")
     for child in root:
         if _name(child) == "Quiet":
             continue
@@ -271,5 +271,5 @@ def parse_delete_body(body: str | None) -> list[str]:
 
 def _name(element: ElementTree.Element) -> str:
     if element.attrib:
-        raise BadRequest("The body holds an XML attribute; none is known here")
+        raise BadRequest("The body holds an XML attribute; remove it")
     return element.tag.removeprefix(_S3_NAMESPACE)

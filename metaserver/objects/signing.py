@@ -1,14 +1,14 @@
-"""Remote signing: a client sends the S3 request it wants to make, and gets it back signed with the server's keys.
+"""Remote signing: a client sends the S3 request that it wants to make, and receives the server's signature for it.
 
-The rule it keeps: nothing is signed but what `s3_scope` found to lie inside the one table that was asked about, and the
-signature covers everything that finding rests on: method, path, query, host, every `x-amz-` header and, where the
-body names objects, the body's hash. So the keys never leave the server, and a signed request cannot be bent afterwards.
+Only requests that `s3_scope` accepts for the requested table are signed, and the signature covers everything that the
+check depends on: method, path, query, host, every `x-amz-` header and, if the body names objects, its hash. So the keys
+never leave the server, and a signed request cannot be changed afterwards.
 
-Wire: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before 1.11). What clients do
-with the answer, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java puts its own headers over the
-returned ones, so a header that the client sent is signed as it stands; and it keeps an answer to GET and HEAD for 30 s
-by method, region and address alone when `Cache-Control` says private, so Range is never part of the signature.
-PyIceberg sends no `body` along, so what it deletes through DeleteObjects cannot be checked and is refused.
+Wire format: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before 1.11). Client
+behaviour, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java's own headers override the returned
+ones, so a header of the client is signed unchanged; Java caches an answer to GET and HEAD for 30 s by method, region
+and address if `Cache-Control` is private, so Range is never signed. PyIceberg sends no `body`, so its DeleteObjects
+requests cannot be checked and are rejected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from metaserver.settings import Settings
 
 HEADERS_MAX = 100
 CLOCK_SKEW_MS = 300_000
-"""How far a client's own x-amz-date may be off; S3 allows 15 minutes, and a date is a promise of validity."""
+"""Maximum difference of a client's x-amz-date from the server's time; S3 allows 15 minutes."""
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 _UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -54,9 +54,8 @@ def sign(
 ) -> dict[str, Any]:
     """`{"uri": …, "headers": {name: [value, …]}}` for a decoded RemoteSignRequest; the client sends these headers.
 
-    BadRequest for a malformed request or a table that is not on S3. Forbidden for one that reaches outside
-    `table_location`, that writes without `writable`, or when the operator does not offer signing.
-    StorageError when the server has no keys.
+    BadRequest for a malformed request or a table that is not on S3. Forbidden if the request reaches outside
+    `table_location`, writes without `writable`, or if signing is disabled. StorageError if the server has no keys.
     """
     table = _signable(table_location, settings)
     method, uri, sent, body = _decode(request, settings)
@@ -74,16 +73,20 @@ def sign(
 
 
 def cache_control(request: dict[str, Any]) -> str:
-    """The `Cache-Control` header of the answer: clients may keep signatures of reads for a moment, never of writes."""
+    """The `Cache-Control` header of the answer: clients may cache signatures of reads briefly, never those of
+    writes.
+    """
     return "private" if str(request.get("method", "")).upper() in READ_METHODS else "no-cache"
 
 
 def _signable(table_location: str, settings: Settings) -> Location:
     table = parse_location(table_location, "The table's location")
     if table.scheme != "s3":
-        raise BadRequest(f"The table lies at {str(table)!r}, not on S3: there is nothing to sign")
+        raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")
     if settings.s3_client_access == "none":
-        raise Forbidden("This server signs no S3 requests; the operator allows it with s3_client_access = signing")
+        raise Forbidden(
+            "This server does not sign S3 requests; the operator enables it with s3_client_access = signing"
+        )
     return table
 
 
@@ -122,18 +125,18 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
 
 
 def _flat(sent: dict[str, list[str]]) -> dict[str, str]:
-    """By lower-case name, several values joined as HTTP joins them."""
+    """Headers by lower-case name, with several values joined as HTTP defines."""
     flat: dict[str, str] = {}
     for name, values in sent.items():
         lower = name.lower()
         if lower in flat:
-            raise BadRequest(f"The header {name!r} is there twice in different spellings")
+            raise BadRequest(f"The header {name!r} is present twice in different spellings; send it once")
         flat[lower] = ",".join(value.strip() for value in values)
     return flat
 
 
 def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
-    # Stores pick the bucket by Host where they know virtual hosts: it must be the address that was checked.
+    # Stores with virtual hosts select the bucket by Host: it must be the checked address.
     host = headers.get("host")
     if host is not None and host.lower() not in (parts.netloc.lower(), without_default_port(parts)):
         raise Forbidden(f"The Host header {host!r} is not the host of the uri, {parts.netloc!r}")
@@ -141,35 +144,35 @@ def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
 
 def _timestamp(headers: dict[str, str], now_ms: int) -> str:
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
-    given = headers.get("x-amz-date")
-    if given is None:
+    sent = headers.get("x-amz-date")
+    if sent is None:
         return now.strftime(_AMZ_DATE)
     try:
-        then = datetime.strptime(given, _AMZ_DATE).replace(tzinfo=UTC)
+        then = datetime.strptime(sent, _AMZ_DATE).replace(tzinfo=UTC)
     except ValueError:
-        raise BadRequest(f"x-amz-date is {given!r}; it has to look like 20261121T120000Z") from None
+        raise BadRequest(f"x-amz-date is {sent!r}; it has to look like 20261121T120000Z") from None
     if abs((then - now).total_seconds()) * 1000 > CLOCK_SKEW_MS:
-        raise BadRequest(f"x-amz-date is {given}, here it is {now.strftime(_AMZ_DATE)}; set the clock or leave it out")
-    return given
+        raise BadRequest(f"x-amz-date is {sent}, here it is {now.strftime(_AMZ_DATE)}; set the clock or leave it out")
+    return sent
 
 
 def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
-    given = headers.get("x-amz-content-sha256")
+    sent = headers.get("x-amz-content-sha256")
     if "delete" in address.query and body is not None:
-        # The keys were checked in this very body, so the signature has to hold for no other.
+        # The keys were checked in this body, so the signature must cover its hash.
         hashed = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
-        if given not in (None, hashed):
+        if sent not in (None, hashed):
             raise Forbidden("x-amz-content-sha256 has to be the hash of `body` when objects are deleted; leave it out")
         return hashed
-    if given is None:
+    if sent is None:
         return UNSIGNED_PAYLOAD
-    if given in (UNSIGNED_PAYLOAD, _UNSIGNED_TRAILER) or _SHA256.fullmatch(given):
-        return given
-    raise BadRequest(f"x-amz-content-sha256 {given!r} cannot be signed remotely: send a hash or {UNSIGNED_PAYLOAD}")
+    if sent in (UNSIGNED_PAYLOAD, _UNSIGNED_TRAILER) or _SHA256.fullmatch(sent):
+        return sent
+    raise BadRequest(f"x-amz-content-sha256 {sent!r} cannot be signed remotely: send a hash or {UNSIGNED_PAYLOAD}")
 
 
 class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
-    """Signs the headers it is handed: the rest may still be changed by the client's HTTP library."""
+    """Signs only the headers passed to it: the client's HTTP library may still change the others."""
 
     def headers_to_sign(self, request: AWSRequest) -> Any:
         return request.headers
@@ -178,7 +181,7 @@ class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
 def _sigv4(
     request: AWSRequest, headers: dict[str, str], payload: str, timestamp: str, settings: Settings
 ) -> dict[str, str]:
-    """The headers that make the request a signed one."""
+    """The headers of the signed request."""
     keys = server_keys(settings)
     auth = _GivenHeadersAuth(
         Credentials(keys.access_key_id, keys.secret_access_key, keys.token or None), "s3", settings.s3_region

@@ -1,17 +1,17 @@
-"""What clients are told about reaching a table's files: the `config` and `storage-credentials` of a LoadTableResult.
+"""Storage access for clients: the `config` and `storage-credentials` of a LoadTableResult.
 
-The rule it keeps: address and region go to everyone, since they are no secret; the server's own keys go
-only to a client that asks (`X-Iceberg-Access-Delegation: vended-credentials`) where the operator set
-`s3_client_access = static`. They are not limited to the table: this is for trusted networks. There is no STS, whose
-short-lived keys the self-hosted stores we target mostly lack; remote signing gives the same limits without it.
+Every client receives the address and region, which are not secret. The server's own keys go only to a client that
+requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets `s3_client_access = static`.
+They are not limited to the table, so this is for trusted networks. STS is not supported, because most self-hosted
+stores lack its short-lived keys; remote signing gives the same limits without it.
 
-| s3_client_access | asks for nothing | vended-credentials | remote-signing |
+| s3_client_access | no request | vended-credentials | remote-signing |
 |---|---|---|---|
 | none | address | address | address |
 | signing | signing | address | signing |
 | static | address | keys | signing |
 
-A client that lists both gets the first it lists that is allowed. PyIceberg lists vended-credentials unless told.
+A client that lists several gets the first that is allowed. PyIceberg lists vended-credentials by default.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ALLOWED: dict[str, frozenset[str]] = {
 def storage_config(
     settings: Settings, table_location: str, *, delegation: str | None, sign_path: str
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """`(config, storage_credentials)`; both empty for a table on files.
+    """(config, storage_credentials); both empty for a table on files.
 
-    `delegation` is the header `X-Iceberg-Access-Delegation` as it came, None without one. `sign_path` is where this
-    table's requests are signed, relative to the catalog's URI and percent-encoded: `v1/…/tables/t/sign`.
+    `delegation` is the header `X-Iceberg-Access-Delegation`, or None. `sign_path` is the path for signing this table's
+    requests, relative to the catalog's URI and percent-encoded: `v1/…/tables/t/sign`.
     """
     at = parse_location(table_location, "The table's location")
     if at.scheme != "s3":
@@ -50,17 +50,17 @@ def storage_config(
         secrets = {"s3.access-key-id": keys.access_key_id, "s3.secret-access-key": keys.secret_access_key}
         if keys.token:
             secrets["s3.session-token"] = keys.token
-        # Twice: clients read `storage-credentials` first, those before Iceberg 1.8 know `config` only.
+        # Twice: clients read `storage-credentials` first; those before Iceberg 1.8 read `config` only.
         return {**config, **secrets}, [{"prefix": f"{at}/", "config": {**config, **secrets}}]
     return config, []
 
 
 def _choose(settings: Settings, delegation: str | None) -> str | None:
     allowed = _ALLOWED[settings.s3_client_access]
-    asked = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    if not asked:
+    requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
+    if not requested:
         return SIGNING if settings.s3_client_access == "signing" else None
-    return next((name for name in asked if name in allowed), None)
+    return next((name for name in requested if name in allowed), None)
 
 
 def _address(settings: Settings) -> dict[str, str]:
@@ -77,13 +77,15 @@ def _address(settings: Settings) -> dict[str, str]:
 
 
 def _signing(sign_path: str) -> dict[str, str]:
-    """Java since 1.11 reads `signer.endpoint`, PyIceberg and older ones `s3.signer.endpoint`; both below `uri`."""
+    """Java since 1.11 reads `signer.endpoint`; PyIceberg and older versions read `s3.signer.endpoint`. Both are below
+    `uri`.
+    """
     path = sign_path.lstrip("/")
     return {
         "s3.remote-signing-enabled": "true",
         "signer.endpoint": path,
         "s3.signer.endpoint": path,
-        # PyIceberg signs remotely only when told to, and only in its fsspec FileIO.
+        # PyIceberg signs remotely only on request, and only in its fsspec FileIO.
         "s3.signer": "S3V4RestSigner",
         "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO",
     }

@@ -379,7 +379,7 @@ async def test_rows_of_a_large_file_are_held_against_deletes_some_after_others(
     ("body", "told"),
     [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
-        ({"where": "id = "}, "no SQL"),
+        ({"where": "id = "}, "not valid SQL"),
         ({"where": "id = 1", "filter": True}, "has both where and filter"),
         ({"filter": {"type": "eq", "term": "id", "value": "x"}}, "invalid value"),
         ({"where": "id = 1", "meaning": "french"}, "it must be sql or iceberg"),

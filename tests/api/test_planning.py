@@ -21,7 +21,7 @@ from metaserver.clock import SystemClock
 from metaserver.errors import StorageError
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.planner.answer.answer import ScanTaskWriter
-from metaserver.planner.scan.request import BoundScan, ScanRequest, asked_by_java
+from metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
 from metaserver.store.open import open_store
 from metaserver.store.port import Grant, RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
@@ -348,9 +348,9 @@ async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_besid
 
     def asked(metadata: TableMetadata, asked: ScanRequest) -> BoundScan:
         threads.append(threading.get_ident())
-        return asked_by_java(metadata, asked)
+        return bind_for_java(metadata, asked)
 
-    monkeypatch.setattr(planning, "asked_by_java", asked)
+    monkeypatch.setattr(planning, "bind_for_java", asked)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     answer = await planned("POST", f"{T}/plan", {"filter": values})
     assert answer.status == 200

@@ -36,7 +36,7 @@ def test_a_small_metadata_file_that_unpacks_to_much_is_corrupt(tmp_path: Path) -
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
     size, told = peak_of(as_metadata, path)
-    assert "the gzip stream is cut off, or holds more than" in told
+    assert "the gzip stream is truncated, or contains more than" in told
     assert size < 64 * MIB
 
 
@@ -102,7 +102,7 @@ def as_keys(form: str) -> str:
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
     size, told = peak_of(as_keys, form)
-    assert told == f"each row with its own value, they take more than {keys.EXPANDED_MAX:,} bytes"
+    assert told == f"expanded to one value per row, they take more than {keys.EXPANDED_MAX:,} bytes"
     assert size < 64 * MIB
 
 

@@ -33,7 +33,7 @@ async def test_a_scope_of_a_partition_beyond_doubles_is_refused(api: Api) -> Non
     scope = {"partitions": [{"spec-id": 0, "values": [10**400]}]}
     refused = await table.send(read_snapshot_id=None, add=[table.data("a", 1.0)], scope=scope)
     assert refused.error[:2] == (400, "BadRequestException")
-    assert "beyond the range of double" in refused.error[2]
+    assert "outside the range of double" in refused.error[2]
 
 
 async def test_equality_deletes_of_both_zeros_are_held_against_what_another_spec_wrote_there(api: Api) -> None:

@@ -109,7 +109,7 @@ def test_errors_come_by_type_with_what_the_server_said(client: SeamarkClient) ->
     assert gone.value.request_id
     with pytest.raises(BadRequest, match="line 1, column"):
         client.explain("db.t", "id =")
-    with pytest.raises(BadRequest, match=r"nope.*the table has none"):
+    with pytest.raises(BadRequest, match=r"nope.*the table has no partition fields"):
         client.files("db.t", "nope=3")
     with pytest.raises(ValueError, match="namespace"):
         client.files("t")

@@ -81,7 +81,7 @@ def test_what_the_server_refuses_is_told(client: SeamarkClient, stored: Stored) 
         client.lookup("db.t", {"id": [1]})
     with pytest.raises(NotFound, match="no index 'nope'"):
         client.lookup("db.t", {"id": [1]}, index="nope")
-    with pytest.raises(BadRequest, match="no SQL"):
+    with pytest.raises(BadRequest, match="not valid SQL"):
         list(client.bitmap("db.t", "id ="))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from metaserver.iceberg.manifests.manifest import MISSING, DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.manifests.manifest import MISSING, DecodedManifest, PartitionFieldValues, Spans
 
 SYNC = bytes(range(16))
 
@@ -311,7 +311,7 @@ def texts_of(spans: Spans, manifest: DecodedManifest) -> list[bytes | None]:
     ]
 
 
-def partition_values(field: PartitionValues, manifest: DecodedManifest) -> Iterator[Any]:
+def partition_values(field: PartitionFieldValues, manifest: DecodedManifest) -> Iterator[Any]:
     if field.spans is not None:
         for value in texts_of(field.spans, manifest):
             if value is not None and field.logical == "decimal":

@@ -93,7 +93,7 @@ def test_every_spelling_is_read(given_json: Any, expected: Expression) -> None:
         ({"type": "is-null", "term": "a", "value": 5}, "at filter: is-null has no field 'value'"),
         ({"type": "in", "term": "a", "value": 5}, "at filter: in has no field 'value'"),
         ({"type": "in", "term": "a", "values": 5}, "at filter.values: expected an array"),
-        ({"type": "in", "term": "a", "values": [1, None]}, "at filter.values[1]: null is no literal"),
+        ({"type": "in", "term": "a", "values": [1, None]}, "at filter.values[1]: null is not a literal"),
         ({"type": "eq", "term": "a", "value": {"x": 1}}, "at filter.value: expected a literal"),
         ({"type": "eq", "term": 5, "value": 5}, "at filter.term: expected a column's name"),
         ({"type": "eq", "term": {"type": "apply"}, "value": 5}, "at filter.term: expected a reference or a transform"),

@@ -286,7 +286,7 @@ def test_standard_names_serve_where_ids_were_left_out() -> None:
 
 def test_partition_fields_without_any_id_are_refused() -> None:
     schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
-    with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have ids neither"):
+    with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
         decode_manifest(manifest(schema, entry(schema)), "m.avro")
 
 

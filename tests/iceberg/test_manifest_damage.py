@@ -132,7 +132,7 @@ FORTY_GIB = files.varint(40 << 30)
     ("data", "message"),
     [
         (b"", "ends in the middle of the magic number"),
-        (b"PAR1" * 10, "does not begin as an Avro file does"),
+        (b"PAR1" * 10, "does not start with Avro's magic bytes"),
         (files.container(SCHEMA, [], codec="lzma"), "is compressed with 'lzma'; codecs that can be read: deflate"),
         (b"Obj\x01\x00" + files.SYNC, "has no schema in its header"),
         (files.container("{", []), "rows|not a type|unknown type"),
@@ -143,7 +143,7 @@ FORTY_GIB = files.varint(40 << 30)
         (body(count=1 << 40, data=ONE), "claims more rows than its bytes can hold"),
         (body(count=-1, data=ONE), "a block's row count is negative"),
         (files.container(SCHEMA, []) + files.varint(1) + FORTY_GIB, "ends in the middle of a block"),
-        (files.container(SCHEMA, []) + b"\xff" * 12, "is no 64-bit number"),
+        (files.container(SCHEMA, []) + b"\xff" * 12, "is not a 64-bit number"),
         (files.container(SCHEMA, []) + b"\xff" * 9, "ends in the middle of a block's row count"),
         (body(data=b"\xff" * 300), "status: a number is longer than 64 bits"),
         (body(data=files.varint(2**31) + ONE), "status: a number does not fit the 32 bits"),
@@ -244,7 +244,7 @@ def test_named_types_that_double_at_every_level_are_refused_quickly() -> None:
 def test_a_field_that_is_there_twice_is_refused() -> None:
     schema = files.manifest_schema(2, [])
     schema["fields"].append(schema["fields"][0] | {"name": "again"})
-    with pytest.raises(Corrupt, match="field 0 is there twice"):
+    with pytest.raises(Corrupt, match="field 0 is present twice"):
         decode_manifest(files.container(schema, []), "the-file")
 
 

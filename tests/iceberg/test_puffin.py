@@ -146,13 +146,13 @@ def test_a_footer_that_inflates_without_end_is_refused() -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"PFA1", "4 bytes are no Puffin file"),
+        (b"PFA1", "4 bytes are not a Puffin file"),
         (b"x" * 40, "does not end as a Puffin file"),
         (with_footer(b"", b"{}", flags=2), "flags 0x2"),
         (with_footer(b"", b""), "claims 0 bytes"),
-        (MAGIC * 2 + b"{}" + struct.pack("<iI", -2, 0) + MAGIC, "claims -2 bytes"),
+        (MAGIC * 2 + b"{}" + struct.pack("<iI", -2, 0) + MAGIC, "states an invalid size of -2 bytes"),
         (MAGIC * 2 + b"{}" + struct.pack("<iI", 900, 0) + MAGIC, "does not fit"),
-        (b"PFA1PFA2{}" + struct.pack("<iI", 2, 0) + MAGIC, "does not begin as one"),
+        (b"PFA1PFA2{}" + struct.pack("<iI", 2, 0) + MAGIC, "does not start with Puffin's magic bytes"),
         (with_footer(b"", b"{}"), "missing required field `blobs`"),
         (with_footer(b"", b"[" * 100_000), "cannot be read"),
         (with_footer(b"", b"not lz4", flags=1), "cannot be inflated"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions.evaluation import may_match, must_match, verdict
+from metaserver.iceberg.expressions.evaluation import evaluate, may_match, must_match
 from metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
 from metaserver.iceberg.expressions.residuals import Residuals, nameable
 from metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
@@ -121,16 +121,16 @@ def test_where_clients_read_a_number_differently_the_file_and_the_predicate_stay
     op: Op, value: float, literal: float
 ) -> None:
     asked = predicate(op, "double", *([literal, 7.0] if op == Op.IN else [literal]))
-    assert verdict(asked, value) is None
+    assert evaluate(asked, value) is None
     assert residual(asked, "identity", value) == asked
 
 
 def test_nan_is_less_than_nothing_and_different_from_all() -> None:
-    assert verdict(predicate(Op.LT, "double", 1.0), math.nan) is False
-    assert verdict(predicate(Op.NOT_EQ, "double", 1.0), math.nan) is True
-    assert verdict(predicate(Op.NOT_IN, "double", 0.0, 1.0), math.nan) is True
-    assert verdict(predicate(Op.IS_NAN, "double"), math.nan) is True
-    assert verdict(predicate(Op.NOT_NAN, "double"), None) is True
+    assert evaluate(predicate(Op.LT, "double", 1.0), math.nan) is False
+    assert evaluate(predicate(Op.NOT_EQ, "double", 1.0), math.nan) is True
+    assert evaluate(predicate(Op.NOT_IN, "double", 0.0, 1.0), math.nan) is True
+    assert evaluate(predicate(Op.IS_NAN, "double"), math.nan) is True
+    assert evaluate(predicate(Op.NOT_NAN, "double"), None) is True
 
 
 @given(st.data())
@@ -140,7 +140,7 @@ def test_a_single_value_is_judged_as_both_readers_do_or_left_open_where_they_dif
     asked = data.draw(predicates({1: kind}, terms=False))
     value: Any = data.draw(st.none() | values_of(kind))
     javas, pythons = holds(asked, value, javas_order), holds(asked, value, pythons_order)
-    assert verdict(asked, value) == (javas if javas == pythons else None)
+    assert evaluate(asked, value) == (javas if javas == pythons else None)
     assert may_match(asked, {1: value}) == (javas or pythons)
     assert must_match(asked, {1: value}) == (javas and pythons)
 

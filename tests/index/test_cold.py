@@ -14,7 +14,7 @@ import pytest
 from metaserver.errors import SeamarkError
 from metaserver.index.files import remote as cold
 from metaserver.index.files.index_file import FilesTable, assemble, open_index_file
-from metaserver.index.files.remote import ColdIndex, open_cold
+from metaserver.index.files.remote import ColdIndex, open_remote
 from metaserver.index.keys.hashing import hash_keys
 from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
 from metaserver.index.kinds import bitmap, bloom, postings, record
@@ -67,7 +67,7 @@ def listed(kind: str, size_bytes: int) -> RegisteredIndexFile:
 
 async def opened(kind: str, storage: Bytes) -> ColdIndex:
     store: Any = storage
-    return (await open_cold(store, listed(kind, len(storage.data))))[1]
+    return (await open_remote(store, listed(kind, len(storage.data))))[1]
 
 
 def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) -> Keys:

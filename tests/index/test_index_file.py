@@ -210,7 +210,7 @@ def test_a_table_that_disagrees_with_the_footer_is_refused() -> None:
     short, long = written(files_table(2)), written(files_table(3))
     header = open_index_file(long, "a.puffin").header
     other = open_index_file(short, "a.puffin").header
-    with pytest.raises(Corrupt, match=r"a\.puffin: the files table tells of 2 files"):
+    with pytest.raises(Corrupt, match=r"a\.puffin: the files table has 2 files"):
         read_files(short[other.files_offset : other.files_offset + other.files_length], header)
 
 

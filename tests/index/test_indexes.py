@@ -79,11 +79,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_an_index_file_is_read_once_and_held(rig: Rig, kind: str) -> None:
     path = await rig.table.index(kind, range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
-    assert indexes.held(file) is None
+    assert indexes.in_memory(file) is None
     opened = await asyncio.gather(*(indexes.open(file) for _ in range(5)))
     assert opened[0] is not None
     assert opened == [opened[0]] * 5
-    assert indexes.held(file) is opened[0]
+    assert indexes.in_memory(file) is opened[0]
     assert (opened[0].location, len(opened[0].files), opened[0].index.files) == (path.as_uri(), 3, 3)
     assert rig.storage.reads == [path.name]
 
@@ -146,11 +146,11 @@ async def test_a_version_that_is_not_known_is_left_alone_and_stays_registered(ri
     path = await rig.table.index("bloom", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bloom-v1", b"seamark-bloom-v9"))
     indexes, file = await rig.indexes(), await rig.file(path)
-    assert not indexes.is_beyond_us(file)
+    assert not indexes.is_unsupported(file)
     for _ in range(3):
         assert await indexes.open(file) is None
         rig.clock.advance(int(10_000 * RETRY_S))
-    assert indexes.is_beyond_us(file)
+    assert indexes.is_unsupported(file)
     assert rig.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 0)
     assert (await rig.file(path)).state is IndexFileState.LIVE
@@ -163,7 +163,7 @@ async def test_a_storage_that_does_not_answer_is_asked_again_after_a_while(rig: 
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
     assert len(rig.storage.reads) == 1
-    assert not indexes.is_beyond_us(file)
+    assert not indexes.is_unsupported(file)
     rig.clock.advance(int(1000 * RETRY_S) + 1)
     rig.storage.away = False
     assert await indexes.open(file) is not None
@@ -174,9 +174,9 @@ async def test_a_suspect_whose_source_is_sound_stays(rig: Rig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     first = await indexes.open(file)
-    await indexes.suspect([file], "it looked wrong")
+    await indexes.verify_source([file], "it looked wrong")
     assert (await rig.file(path)).state is IndexFileState.LIVE
-    assert indexes.held(file) is None
+    assert indexes.in_memory(file) is None
     again = await indexes.open(file)
     assert again is not None
     assert again is not first
@@ -191,7 +191,7 @@ async def test_a_suspect_whose_source_is_damaged_is_quarantined_with_both_reason
     path.write_bytes(data)
     indexes, file = await rig.indexes(), await rig.file(path)
     assert await indexes.open(file) is not None
-    await indexes.suspect([file], "it looked wrong")
+    await indexes.verify_source([file], "it looked wrong")
     told = await rig.file(path)
     assert told.state is IndexFileState.QUARANTINED
     assert told.reason is not None
@@ -203,9 +203,9 @@ async def test_a_suspect_of_a_newer_version_is_left_alone_and_stays_registered(r
     path = await rig.table.index("bitmap", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
     indexes, file = await rig.indexes(), await rig.file(path)
-    await indexes.suspect([file], "it looked wrong")
+    await indexes.verify_source([file], "it looked wrong")
     assert (await rig.file(path)).state is IndexFileState.LIVE
-    assert indexes.is_beyond_us(file)
+    assert indexes.is_unsupported(file)
     assert indexes.quarantined == 0
 
 
@@ -213,7 +213,7 @@ async def test_a_suspect_that_cannot_be_looked_at_is_left_alone(rig: Rig) -> Non
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.indexes(), await rig.file(path)
     rig.storage.away = True
-    await indexes.suspect([file], "it looked wrong")
+    await indexes.verify_source([file], "it looked wrong")
     assert (await rig.file(path)).state is IndexFileState.LIVE
     assert (indexes.failures, indexes.quarantined) == (1, 0)
 

@@ -101,9 +101,9 @@ def test_spellings_of_one_location_become_one(written: str, normal: str) -> None
 
 
 BAD = [
-    ("", "no URI"),
-    ("/srv/wh/t", "no URI"),
-    ("t", "no URI"),
+    ("", "not a URI"),
+    ("/srv/wh/t", "not a URI"),
+    ("t", "not a URI"),
     ("http://169.254.169.254/latest/meta-data", "scheme 'http'"),
     ("https://lake.s3.amazonaws.com/t", "scheme 'https'"),
     ("gs://lake/t", "scheme 'gs'"),

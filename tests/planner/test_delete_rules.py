@@ -108,7 +108,7 @@ def applying(
         files([data]), [block(data)], files(list(deletes)), [block(some, schema=schema) for some in deletes]
     )
     index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema)])
-    return index.applying_to(rows_of(view))
+    return index.deletes_for(rows_of(view))
 
 
 def test_position_deletes_apply_to_files_of_their_own_commit_and_equality_deletes_to_older_ones() -> None:
@@ -123,14 +123,14 @@ def test_sequence_numbers_are_inherited_by_added_files_and_are_0_in_version_1() 
     assert applying(data, deletes) == [(), (0,)]
     old = [entry(data_file("v1"), None)]
     view = TableView([manifest_file(0, 0, 0)], [block(old, version=1)], [manifest_file(1, 0, 1)], [block(deletes)])
-    assert DeleteIndex(view, specs(), []).applying(0) == (0,)
+    assert DeleteIndex(view, specs(), []).deletes_for_row(0) == (0,)
 
 
 def test_a_kept_file_without_a_sequence_number_is_corrupt() -> None:
     deletes = [entry(delete_file(POSITION_DELETES), 5)]
-    with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost was not added there"):
+    with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost has no sequence number"):
         applying([entry(data_file("lost"), None)], deletes)
-    with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of x was not added there"):
+    with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of x has no sequence number"):
         applying([entry(data_file(), 1)], [entry(delete_file(POSITION_DELETES), None)])
 
 
@@ -307,7 +307,7 @@ def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> 
         [manifest_file(1, 0, 5)],
         [block([entry(delete, 2)], schema=timestamps)],
     )
-    assert DeleteIndex(view, specs(), []).applying(0) == (0,)
+    assert DeleteIndex(view, specs(), []).deletes_for_row(0) == (0,)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
@@ -330,7 +330,7 @@ def test_deletes_of_a_partition_apply_whether_it_was_of_a_date_or_of_the_timesta
     )
     view = TableView([manifest_file(0, 1, 5)] * 2, data, [manifest_file(1, 1, 5)] * 4, [*positions, *equality])
     index = DeleteIndex(view, specs(), [msgspec.convert(schema, type=Schema) for schema in schemas])
-    assert index.applying_to(rows_of(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
+    assert index.deletes_for(rows_of(view)) == [tuple(range(day, 12, 3)) for day in (0, 1, 2)] * 2
 
 
 def test_an_equality_delete_on_a_column_that_the_data_file_lacks_is_kept() -> None:
@@ -356,4 +356,4 @@ def test_files_with_the_same_deletes_share_one_tuple() -> None:
 
 def test_without_delete_files_no_data_file_is_looked_at() -> None:
     view = TableView([manifest_file(0, 0, 5)], [block([entry(data_file(), None)])])  # no sequence number to be had
-    assert DeleteIndex(view, specs(), []).applying_to(np.zeros(3, dtype=np.int64)) == [(), (), ()]
+    assert DeleteIndex(view, specs(), []).deletes_for(np.zeros(3, dtype=np.int64)) == [(), (), ()]

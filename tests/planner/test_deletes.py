@@ -330,12 +330,12 @@ def check(seed: int) -> int:
     names = rows_of(view)
     rows = list(range(view.rows)) * 2
     situation.rng.shuffle(rows)
-    found = index.applying_to(names[rows])
+    found = index.deletes_for(names[rows])
     dropped = 0
     for row, applying in zip(rows, found, strict=True):
         data = situation.data[row]
         assert list(applying) == sorted(set(applying)), seed
-        assert applying == index.applying(int(names[row])), seed
+        assert applying == index.deletes_for_row(int(names[row])), seed
         for number, delete in enumerate(situation.deletes):
             where = f"seed {seed}: delete row {number}, data row {row}"
             scope = situation.in_scope(delete, data)
@@ -374,7 +374,7 @@ def test_every_delete_file_that_removes_rows_of_a_random_history_is_named(tmp_pa
         for snapshot in lake.snapshots.values():
             view = view_of(snapshot.json["manifest-list"])
             index = DeleteIndex(view, metadata.partition_specs, metadata.schemas)
-            found = index.applying_to(rows_of(view))
+            found = index.deletes_for(rows_of(view))
             for file, applying in zip(snapshot.data_files, found, strict=True):
                 named = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.applicable(snapshot, file)}

@@ -83,7 +83,7 @@ async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tm
     path.unlink()
     async with planning(tmp_path) as planner:
         for _ in range(2):
-            with pytest.raises(Corrupt, match=f"{which} is gone from storage"):
+            with pytest.raises(Corrupt, match=f"{which} is not in storage"):
                 await numbers(planner, table.metadata)
         if which == "m2.avro":
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20)), "it needs not that file"
@@ -206,8 +206,8 @@ async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tm
 async def test_a_manifest_of_another_spec_or_content_than_its_list_says_is_corrupt(tmp_path: Path) -> None:
     table, manifests = filled(tmp_path / "t")
     lies: list[tuple[str, int, int, str]] = [
-        ("m0.avro", 0, 7, "m0.avro is of partition spec 0; its manifest list says 7"),
-        ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list says data files"),
+        ("m0.avro", 0, 7, "m0.avro has partition spec 0; its manifest list states 7"),
+        ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
     for number, (name, content, spec_id, told) in enumerate(lies, start=2):

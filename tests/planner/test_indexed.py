@@ -309,7 +309,7 @@ async def test_a_plan_goes_on_without_what_is_late_and_the_next_has_it(rig: Rig)
     assert stores[0].reads.count(late.name) == 1
     stores[0].let_go()
     (file,) = [file for file in await table.files() if file.location == late.as_uri()]
-    await until(lambda: planning.indexes.held(file) is not None)
+    await until(lambda: planning.indexes.in_memory(file) is not None)
     found = await rig.scan(planning, either(ODD, eq(35)))
     assert (numbers_of(found), found.complete) == ([], True)
     assert planning.planner.stats().plan_hits == hits
@@ -360,7 +360,7 @@ async def test_a_large_bloom_index_that_is_not_here_is_asked_by_a_few_reads(rig:
     assert await rig.scan(planning, ODD) is first
     storage.let_go()
     (file,) = await table.files()
-    await until(lambda: planning.indexes.held(file) is not None)
+    await until(lambda: planning.indexes.in_memory(file) is not None)
     asked_before = len(storage.ranges)
     assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
     assert len(storage.ranges) == asked_before
@@ -381,7 +381,7 @@ async def test_a_large_index_of_any_kind_is_asked_by_a_few_reads(rig: Rig, kind:
     assert (numbers_of(scan), scan.complete) == ([1], True)
     storage.let_go()
     (file,) = await table.files()
-    await until(lambda: planning.indexes.held(file) is not None)
+    await until(lambda: planning.indexes.in_memory(file) is not None)
     before = len(storage.ranges)
     assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
     assert len(storage.ranges) == before
@@ -438,7 +438,7 @@ async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Ri
     assert storage.ranges == []
     storage.let_go()
     (file,) = await table.files()
-    await until(lambda: planning.indexes.held(file) is not None)
+    await until(lambda: planning.indexes.in_memory(file) is not None)
     assert len(await rig.planned(planning, many)) < 6
 
 

@@ -117,9 +117,9 @@ async def test_of_a_data_file_only_the_chunks_of_the_rows_are_fetched(data: Path
 
 
 async def test_a_data_file_that_is_not_what_the_manifest_says_is_not_read(data: Path) -> None:
-    with pytest.raises(Unreadable, match="10000 rows; its manifest says 9999"):
+    with pytest.raises(Unreadable, match="10000 rows; its manifest states 9999"):
         await read(data, 1 << 20, [2], [5], records=9999)
-    with pytest.raises(Unreadable, match="no column of id 3"):
+    with pytest.raises(Unreadable, match="no column with field id 3"):
         await read(data, 1 << 20, [3], [5])
 
 
@@ -156,7 +156,7 @@ async def test_a_key_of_very_many_rows_is_refused_before_they_are_gathered(
     monkeypatch.setattr(locate, "ROWS_MAX", 1500)
     answer = await stored.api("POST", LOOKUP, {"keys": [7], "index": "keys"})
     assert answer.error[0] == 413
-    assert "no key to look up" in answer.error[2]
+    assert "look up keys with fewer rows" in answer.error[2]
     assert len((await ask(stored.api, [8], index="keys"))["rows"]) == 40
 
 

@@ -24,7 +24,7 @@ from metaserver.iceberg.types.values import Value
 from metaserver.index.blocks.packing import Form
 from metaserver.planner.plan import planner
 from metaserver.planner.pruning import manifest_pruning as manifests
-from metaserver.planner.pruning.manifest_pruning import needed
+from metaserver.planner.pruning.manifest_pruning import needed_manifests
 from tests.iceberg.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.kinds import to_bytes
 from tests.planner.tables import Table, numbers, planning
@@ -73,7 +73,7 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
     """For a manifest of which nothing else is known than these fields, the first ones of the spec."""
-    return needed([manifest(fields)], {3: expression}, [SPEC]) == [0]
+    return needed_manifests([manifest(fields)], {3: expression}, [SPEC]) == [0]
 
 
 PARTITIONS = st.lists(
@@ -160,7 +160,7 @@ def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
     never = of("string", Op.EQ, "zzz")
     told = [FieldSummary(False, None, b"a", b"b")]
     listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
-    assert needed(listed, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    assert needed_manifests(listed, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
 def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
@@ -171,7 +171,7 @@ def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
     summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
     for literal, kept in (("a", [0]), ("c", [])):
         asked = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
-        assert needed([manifest(summaries, spec_id=4)], {4: asked}, [SPEC, turned]) == kept
+        assert needed_manifests([manifest(summaries, spec_id=4)], {4: asked}, [SPEC, turned]) == kept
 
 
 def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyP
     bounds = [to_bytes("long", value) for value in range(201)]
     listed = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     asked = of("long", Op.IN, *range(1, 1000, 4))
-    found = needed(listed, {3: asked}, [SPEC_OF_ONE])
+    found = needed_manifests(listed, {3: asked}, [SPEC_OF_ONE])
     assert found == [low for low in range(200) if low % 4 in (0, 1)]
     assert made == len(asked.values) + 2 * len(listed)
 
@@ -198,9 +198,9 @@ async def test_a_long_list_is_looked_for_beside_the_event_loop(tmp_path: Path, m
 
     def watched(*asked: Any) -> list[int]:
         threads.append(threading.current_thread())
-        return needed(*asked)
+        return needed_manifests(*asked)
 
-    monkeypatch.setattr(planner, "needed", watched)
+    monkeypatch.setattr(planner, "needed_manifests", watched)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with planning(tmp_path) as opened:

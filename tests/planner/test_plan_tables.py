@@ -24,7 +24,7 @@ from metaserver.iceberg.expressions.expression_json import parse_expression
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.objects.router import open_objects
-from metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles, PlanWriter, kept_of
+from metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles, PlanWriter, kept_manifests
 from metaserver.planner.plan.planner import Planner, open_planner
 from metaserver.planner.scan.request import ScanRequest
 from metaserver.settings import Settings
@@ -56,7 +56,7 @@ class Tables:
         )
         scan = await self.planner.scan(metadata, request)
         located = [scan.view.locate(row) for row in scan.rows.tolist()]
-        kept = kept_of(scan, metadata.format_version)
+        kept = kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
         self.count += 1

@@ -18,7 +18,7 @@ from metaserver.iceberg.expressions.expression import predicates_of
 from metaserver.iceberg.expressions.expression_json import parse_expression
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.planner.scan.request import ScanRequest, asked_by_java
+from metaserver.planner.scan.request import ScanRequest, bind_for_java
 from metaserver.wire import encode_json
 from tests.seeds import first_seed
 
@@ -131,7 +131,7 @@ def test_no_meaning_of_a_reused_name_loses_a_row(number: int) -> None:
         where = filter_by(rng, meant)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)
         try:
-            bound = asked_by_java(metadata, request).bound
+            bound = bind_for_java(metadata, request).bound
         except BadRequest as error:
             raise AssertionError(f"{told}, {where}: {error.message}") from None
         columns_asked = {one.column_id for one in predicates_of(bound)}

@@ -33,7 +33,7 @@ def test_a_token_opens_on_any_replica_as_it_was_sealed(
     here, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
     task = there.open_plan_task(here.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
     assert task is not None
-    assert (task.asked, task.first_row, task.end_row) == (asked, first, end)
+    assert (task.request, task.first_row, task.end_row) == (asked, first, end)
     assert there.open_plan_id(here.plan_id(pack(asked), str(uuid)), str(uuid)) == asked
 
 

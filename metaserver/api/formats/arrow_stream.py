@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from metaserver.planner.lookup import _lookup
-from metaserver.planner.lookup.lookup import Integers
+from metaserver.planner.lookup.lookup import IntegerColumn
 
 _ALIGNMENT = 8
 _CONTINUES = b"\xff\xff\xff\xff"
@@ -35,9 +35,9 @@ class Columns:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._fields: list[tuple[str, pa.DataType]] = []
-        self._parts: list[Integers | pa.Array] = []
+        self._parts: list[IntegerColumn | pa.Array] = []
 
-    def add(self, name: str, kind: pa.DataType, values: Integers | pa.Array) -> None:
+    def add(self, name: str, kind: pa.DataType, values: IntegerColumn | pa.Array) -> None:
         """`kind` is an integer type of 32 or 64 bits if `values` are packed integers, otherwise the array's type."""
         self._fields.append((name, kind))
         self._parts.append(values)
@@ -63,9 +63,9 @@ class Columns:
             body.release()
         return made
 
-    def _sizes(self, kind: pa.DataType, part: Integers | pa.Array) -> list[int]:
+    def _sizes(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
         """The sizes of the column's buffers; 0 for a validity bitmap that is not needed."""
-        if isinstance(part, Integers):
+        if isinstance(part, IntegerColumn):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
         return [0 if buffer is None else buffer.size for buffer in _buffers(part)]
 
@@ -74,7 +74,7 @@ class Columns:
         nulls = []
         places = iter(offsets)
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
-            if isinstance(part, Integers):
+            if isinstance(part, IntegerColumn):
                 bits, values = next(places), next(places)
                 nulls.append(part.write(_slice(body, values), kind.bit_width // 8, _slice(body, bits)))
             else:

@@ -15,8 +15,8 @@ from metaserver.api.formats.arrow_stream import Columns
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
 from metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
-from metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Stats, Strings
-from metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, grouped
+from metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
+from metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
 from metaserver.planner.lookup.prefix import field_kind
 from metaserver.planner.scan.scan import Scan
 from metaserver.wire import encode_json as to_json
@@ -169,7 +169,7 @@ class _FilesPage:
 
     def _partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._grouped is None:
-            self._grouped = grouped(self._files)
+            self._grouped = group_by_partition(self._files)
         values = [partition_json(self._metadata, partition) for partition in self._grouped.partitions]
         return self._grouped.numbers, values
 
@@ -208,7 +208,7 @@ class ColumnStats:
                 columns.add(shown, pa.int64(), stats.integer_counts(_COUNTS[name]))
         return columns.stream(about)
 
-    def _add_bounds(self, columns: Columns, name: str, stats: Stats, side: str) -> None:
+    def _add_bounds(self, columns: Columns, name: str, stats: FoundStatistics, side: str) -> None:
         kind = arrow.arrow_type(self._column.kind)
         packed = stats.integer_bounds(side) if arrow.is_integer(kind) else None
         if packed is not None:
@@ -269,7 +269,7 @@ class PartitionListing:
 
     def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
         """Adds the files, or those of one `content`, to the columns `names` of records and of files."""
-        within = grouped(within_files)
+        within = group_by_partition(within_files)
         counted = (
             np.ones(within_files.files, dtype=np.int64)
             if only is None

@@ -115,7 +115,7 @@ async def quarantine_index_file(request: web.Request) -> web.Response:
     file = _registered(table, definition, body.location)
     if body.check:
         if file.state is IndexFileState.LIVE:
-            await request.app[INDEXES].suspect([file], body.reason[:REASON_MAX])
+            await request.app[INDEXES].verify_source([file], body.reason[:REASON_MAX])
     else:
         await request.app[REGISTRY].quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
     file = _registered(await load(request, namespace, path_name(request, "table")), definition, body.location)

@@ -46,7 +46,7 @@ from metaserver.index.kinds.kinds import KINDS
 from metaserver.planner.indexes.resolver import BitmapIndex
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.pruning.semantics import ComparisonSemantics
-from metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, places_at
+from metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
 from metaserver.planner.rows.row_matches import PredicateMatcher, without
 from metaserver.planner.scan.request import BoundScan, ScanRequest
 from metaserver.planner.scan.scan import Scan
@@ -337,7 +337,7 @@ class _Page:
             few = min(_FILES_AT_ONCE, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
             chosen = names[start : start + few]
-            places = places_at(self._scan.view, chosen).tolist()
+            places = positions_of(self._scan.view, chosen).tolist()
             await asyncio.gather(*(self._covers.load(index, places) for index in matcher.indexes.values()))
             matched = await asyncio.to_thread(self._match, matcher, chosen)
             if self._body.deletes:
@@ -348,7 +348,7 @@ class _Page:
             size += sum(file.size_bytes for file in answers)
             start += len(chosen)
         self.last = int(names[start - 1]) if start < len(names) else None
-        await self._covers.suspect(entry, matcher.damaged)
+        await self._covers.verify_sources(entry, matcher.damaged)
 
     async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         requested = {(predicate.column_id, predicate.transform) for predicate in predicates_of(self._scan.bound)}
@@ -360,7 +360,7 @@ class _Page:
         return made
 
     def _match(self, matcher: PredicateMatcher, names: Longs) -> list[_CandidateFile]:
-        places = places_at(self._scan.view, names).tolist()
+        places = positions_of(self._scan.view, names).tolist()
         records = files_at(self._scan.view, names).longs("record_count").tolist()
         files = []
         for name, place, count_of, deletes in zip(
@@ -389,7 +389,7 @@ class _Page:
         """The rows in these words of each file's bits, and for each row the place of its file."""
         rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         names = np.array([file.name for file in deleted], dtype=np.int64)
-        return rows, np.repeat(places_at(self._scan.view, names), [len(row) for row in rows])
+        return rows, np.repeat(positions_of(self._scan.view, names), [len(row) for row in rows])
 
     def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
         """The files that may have a row. TooLarge for a list of positions beyond PAGE_BYTES."""
@@ -426,7 +426,7 @@ class _Page:
 
     def _paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         names = np.array([file.name for file in files], dtype=np.int64)
-        return paths_at(self._scan.view, places_at(self._scan.view, names)) if len(names) else []
+        return paths_at(self._scan.view, positions_of(self._scan.view, names)) if len(names) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []

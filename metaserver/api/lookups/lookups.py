@@ -38,7 +38,7 @@ from metaserver.planner.indexes.resolver import IndexResolver
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
 from metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
-from metaserver.planner.rows.row_deletes import RowDeletes, names_of
+from metaserver.planner.rows.row_deletes import RowDeletes, row_ids_at
 from metaserver.planner.scan.request import ScanRequest
 from metaserver.planner.scan.scan import Scan
 from metaserver.planner.view.view import TableView
@@ -357,7 +357,7 @@ class _LookupAnswer:
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            found = files_at(view, names_of(view, places))
+            found = files_at(view, row_ids_at(view, places))
             files = FileListing(self.metadata, found, files_at(view, places[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
         return numbers, paths_at(view, places), more
@@ -415,7 +415,7 @@ class _LookupAnswer:
 
 def paths_at(view: TableView, places: Any) -> list[str]:
     """The paths of data files at these places of the view, ascending."""
-    texts = files_at(view, names_of(view, places)).texts("file_path").values() if len(places) else []
+    texts = files_at(view, row_ids_at(view, places)).texts("file_path").values() if len(places) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 

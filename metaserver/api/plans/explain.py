@@ -26,7 +26,7 @@ from metaserver.iceberg.expressions.expression_json import expression_json, pars
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import grouped
+from metaserver.planner.lookup.partitions import group_by_partition
 from metaserver.planner.scan.request import BoundScan, ScanRequest
 from metaserver.planner.scan.scan import IndexUse, Scan, Stage
 from metaserver.wire import decode_json, encode_json
@@ -287,7 +287,7 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[dict[str, objec
 
 def _residuals(scan: Scan) -> tuple[list[dict[str, object]], bool]:
     """The residuals and their numbers of files, most files first, and whether the list is complete."""
-    within = grouped(files_at(scan.view, scan.rows))
+    within = group_by_partition(files_at(scan.view, scan.rows))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
     size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))

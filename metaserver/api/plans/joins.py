@@ -115,7 +115,7 @@ async def evaluate_joins(
     resolved = [await _resolved(request, metadata, join) for join in joins]
     until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
     filters = await join_filters(app[DIMENSIONS], resolved, until_s)
-    return filters, filters.told
+    return filters, filters.outcomes
 
 
 def _check(joins: Sequence[JoinSpec]) -> None:
@@ -174,7 +174,7 @@ def _column(schema: Schema, name: str) -> Column:
             what = "is not" if not alike else f"may be one of {len(alike)} columns"
             raise BadRequest(f"The column {name[:200]!r} {what} in the table's schema")
         column = schema.index.by_id[alike.pop()]
-    inside = any(isinstance(around.type, ListType | MapType) for around in schema.around(column))
+    inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.ancestors(column))
     if inside or not is_primitive(column.type):
         what = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
         raise BadRequest(

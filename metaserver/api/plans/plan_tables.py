@@ -36,7 +36,7 @@ from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.properties import metadata_folder
 from metaserver.planner.joins.joins import JoinOutcome
 from metaserver.planner.lookup.lookup import files_at, lookup
-from metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_of
+from metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from metaserver.planner.scan.request import BoundScan, ScanRequest
 from metaserver.planner.scan.scan import Scan
 from metaserver.store.port import Entry, PlanTable
@@ -299,7 +299,7 @@ async def _make(
         name = plan_name(entry, snapshot.snapshot_id, f"{bound_scan.text} {plan_id}", holder)
         made = msgspec.structs.replace(made, name=name)
     version = metadata.format_version
-    kept = kept_of(scan, version) if small else await asyncio.to_thread(kept_of, scan, version)
+    kept = kept_manifests(scan, version) if small else await asyncio.to_thread(kept_manifests, scan, version)
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
     if too_many or not await app[CATALOG].plan_tables.has_room(who):
         return msgspec.structs.replace(made, name=None)

@@ -37,7 +37,7 @@ from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.index.blocks.packing import Longs
 from metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from metaserver.planner.answer.partition_text import ClientDialect, dialect_of
-from metaserver.planner.scan.request import BoundScan, ScanRequest, asked_by_java, expired_ancestor
+from metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
 from metaserver.planner.scan.scan import Scan
 from metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
 from metaserver.store.changes import watch
@@ -193,15 +193,15 @@ async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
     task = request.app[TOKENS].open_plan_task(body.plan_task, _uuid(loaded))
     if task is None:
         raise NoSuchPlanTask(f"The plan task was not issued for {_table_name(request)}; plan again")
-    metadata = _metadata_at(loaded.metadata, task.asked)
+    metadata = _metadata_at(loaded.metadata, task.request)
     if metadata is None:
         raise NoSuchPlanTask(f"The plan task's snapshot of {_table_name(request)} has expired; plan again")
     try:
-        scan = await request.app[PLANNER].plan(await _bind(metadata, task.asked), loaded.entry)
+        scan = await request.app[PLANNER].plan(await _bind(metadata, task.request), loaded.entry)
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
-    rows, answer = scan.rows[first:end], _answer(request, task.asked, scan)
+    rows, answer = scan.rows[first:end], _answer(request, task.request, scan)
     head = b"{"
     tasks = _plan_tasks(request, loaded, answer, rows, task, inline_limit=len(rows))
     if tasks:
@@ -282,9 +282,9 @@ def _filter(pinned: PinnedRequest) -> Expression:
 async def _bind(metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
     """The filter, parsed and bound; a long filter in a thread. BadRequest for an invalid filter."""
     if len(pinned.filter) <= LONG_FILTER_BYTES:
-        return asked_by_java(metadata, _scan_request(pinned))
+        return bind_for_java(metadata, _scan_request(pinned))
 
-    return await asyncio.to_thread(lambda: asked_by_java(metadata, _scan_request(pinned)))
+    return await asyncio.to_thread(lambda: bind_for_java(metadata, _scan_request(pinned)))
 
 
 def _plan_task(
@@ -322,7 +322,7 @@ async def _start_if_long(
 ) -> str | None:
     """Starts a long plan and returns its id; None when the plan should be answered synchronously."""
     pending = request.app[PENDING]
-    if not _dialect(request).comes_back or pending.is_full(request[PRINCIPAL].name):
+    if not _dialect(request).polls or pending.is_full(request[PRINCIPAL].name):
         return None
     unread = await request.app[PLANNER].unread(bound_scan)
     if unread <= request.app[SETTINGS].plan_async_files:
@@ -420,7 +420,7 @@ def _plan_tasks(
     fit = len(rows) if answer.files_max is None else answer.files_max
     if len(rows) <= min(inline_limit, fit):
         return []
-    packed = pack(whole.asked)
+    packed = pack(whole.request)
     size = min(request.app[SETTINGS].plan_page_size, fit)
     pages = page_count(len(rows), len(packed), inline_limit=min(inline_limit, fit), page_size=size)
     if not pages and len(rows) > fit:

@@ -1,1 +1,1 @@
-"""Expressions: their forms, binding, projection, evaluation."""
+"""Filter expressions: their forms, binding, projection and evaluation."""

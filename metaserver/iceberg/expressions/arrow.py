@@ -1,6 +1,6 @@
-"""Iceberg's types and values as Arrow has them, for rows that are read. Pure.
+"""Iceberg types and values in Arrow. Pure.
 
-A value is exactly what it was, or a ValueError: nothing is rounded here.
+A conversion is exact or raises ValueError; nothing is rounded.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _PLAIN = {
 
 
 def plain_type(kind: Type) -> pa.DataType:
-    """Null anywhere but in a map's keys, and without ids: as rows are handed out, whatever file they come from.
+    """The Arrow type of rows that are returned: nullable except for map keys, and without field ids.
 
-    ValueError for a type that Arrow has no equal of: variant, geometry, geography, and those of later versions.
+    ValueError for a type without an Arrow equivalent: variant, geometry, geography, and types of later format versions.
     """
     match kind:
         case StructType(fields):
-            return pa.struct([pa.field(one.name, plain_type(one.type)) for one in fields])
+            return pa.struct([pa.field(field.name, plain_type(field.type)) for field in fields])
         case ListType():
             return pa.list_(pa.field("element", plain_type(kind.element)))
         case MapType():
@@ -58,24 +58,24 @@ def _primitive(kind: str) -> pa.DataType:
     if name == "fixed":
         return pa.binary(fixed_length(kind))
     if name not in _PLAIN:
-        raise ValueError(f"values of type {kind} are not read or written here")
+        raise ValueError(f"values of type {kind} are not supported")
     return _PLAIN[name]
 
 
 def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
-    """Of a primitive type, from values in the form of `expressions.py`. ValueError for one that it cannot hold."""
-    made = _primitive(kind)
+    """An array of a primitive type, from values in the form of `expression.py`. ValueError for a value out of range."""
+    arrow_type = _primitive(kind)
     try:
         if base_name(kind) == "decimal":
             scale = decimal_scale(kind)
-            return pa.array([None if one is None else _decimal(one, scale) for one in values], made)
-        if pa.types.is_date(made):
-            return pa.array(values, pa.int32()).cast(made)
-        if pa.types.is_timestamp(made) or pa.types.is_time(made):
-            return pa.array(values, pa.int64()).view(made)
-        return pa.array(values, made)
+            return pa.array([None if value is None else _decimal(value, scale) for value in values], arrow_type)
+        if pa.types.is_date(arrow_type):
+            return pa.array(values, pa.int32()).cast(arrow_type)
+        if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
+            return pa.array(values, pa.int64()).view(arrow_type)
+        return pa.array(values, arrow_type)
     except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise ValueError(f"no value of type {kind}: {error}") from None
+        raise ValueError(f"a value is not of type {kind}: {error}") from None
 
 
 def _decimal(unscaled: Value, scale: int) -> Decimal:

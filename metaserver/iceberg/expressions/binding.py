@@ -1,16 +1,16 @@
-"""Binding: names become column ids, literals become values, negation moves into the predicates.
+"""Binding: names become column ids, literals become values, and negation moves into the predicates.
 
-What is bound is what Iceberg means. `Not` is pushed down by exchanging each operation for its opposite, as Java's
+A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its opposite, as Java's
 `rewriteNot` does: `not(x < 5)` is `x >= 5`, and null matches neither, while `not-eq` and `not-in` match null and NaN.
-Literals that no value of the column can equal are folded exactly (`literals.py`). Where Java turns a comparison with
-a literal beyond an int's range into `true`, which keeps nulls, it is `not-null` here.
+Literals that no value of the column can equal are folded exactly (`literals.py`). Java turns a comparison with a
+literal outside an int's range into `true`, which keeps nulls; here it becomes `not-null`.
 
-Infinity is never a value of a bound predicate: JSON cannot carry it, and Java could not read the residual. What it
-says is said by the largest finite value. NaN counts as above it wherever that keeps more rows, as for Spark.
+Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read the residual.
+The largest finite value replaces it. NaN is greater than it where that keeps more rows, as in Spark.
 
-A filter uses current names, whatever snapshot it is for: a name that the given schema does not know is looked for in
-the table's other schemas, the newest first. Columns inside lists and maps have many values a row, which no statistics
-decide; they are bound with the kind `list` or `map`, and columns that are not primitive with that of their own type.
+A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the table's other
+schemas, the newest first. Columns inside lists and maps have many values per row, which statistics do not decide; they
+are bound with the kind `list` or `map`, and other nested columns with their own type's kind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from metaserver.iceberg.types.types import canonical_primitive
 from metaserver.iceberg.types.values import FLOATS, Value, decimal_precision, decimal_scale
 
 _WIDTH_DIGITS = 10
-"""Of the widest truncation, 2³¹ - 1."""
+"""Digits of the widest truncation, 2³¹ - 1."""
 OPPOSITE = {
     Op.IS_NULL: Op.NOT_NULL,
     Op.IS_NAN: Op.NOT_NAN,
@@ -61,27 +61,27 @@ _NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
 _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 _SETS = frozenset({Op.IN, Op.NOT_IN})
 _PLACES = (Above, Below, Between)
-"""A tuple, as in other places that each plan passes: a union of classes is built anew each time, and asked slowly."""
+"""A tuple, because building a union of classes for isinstance is slow in code that every plan runs."""
 
 
 def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
-    """`expression` over columns, of `Always`, `And`, `Or` and `Bound` only. Raises BadRequest.
+    """`expression` over columns, with `Always`, `And`, `Or` and `Bound` only. Raises BadRequest.
 
-    `schema` is asked for each name first, then `schemas`, all of the table's in any order. What is bound already
-    stays as it is.
+    Names are looked up in `schema`, then in `schemas`, all schemas of the table in any order. Bound predicates stay
+    unchanged.
     """
-    return _Binder(_asked_in_turn(schema, schemas), case_sensitive).bind(expression, negated=False)
+    return _Binder(_in_lookup_order(schema, schemas), case_sensitive).bind(expression, negated=False)
 
 
 def terms_of(
     expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
 ) -> list[tuple[int, str, str]]:
-    """The column id, the transform and the type of each unbound predicate's term, in order; names as in `bind`."""
-    binder = _Binder(_asked_in_turn(schema, schemas), case_sensitive)
+    """The column id, transform and type of each unbound predicate's term, in order; names are resolved as in `bind`."""
+    binder = _Binder(_in_lookup_order(schema, schemas), case_sensitive)
     return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
 
 
-def _asked_in_turn(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
+def _in_lookup_order(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
     others = [other for other in schemas if other is not schema]
     others.sort(key=lambda other: other.id, reverse=True)
     return (schema, *others)
@@ -118,7 +118,7 @@ class _Binder:
             case Always(value):
                 return Always(value != negated)
             case Bound() if negated:
-                raise BadRequest(f"Cannot negate the predicate on {expression.name}: it is bound already")
+                raise BadRequest(f"Cannot negate the predicate on {expression.name}: it is already bound")
             case Bound():
                 return expression
 
@@ -149,7 +149,7 @@ class _Binder:
         ids = folded.get(name.lower(), set())
         if len(ids) > 1:
             names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
-            raise BadRequest(f"Cannot resolve column '{name}' without regard to case: it may be {names}")
+            raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches {names}")
         return schema.index.by_id[next(iter(ids))] if ids else None
 
     def _near(self, name: str) -> str:
@@ -159,7 +159,7 @@ class _Binder:
 
 
 def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
-    """`trusted`: what the schema requires was required of the data that is read."""
+    """`trusted`: the data that is read satisfies the schema's required fields."""
     if transform != IDENTITY and not is_known(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
     if isinstance(column.type, str):
@@ -183,11 +183,11 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
 
 @lru_cache(maxsize=1024)
 def _types(name: str, transform: str) -> tuple[str, str, bool]:
-    """(canonical type, type of the transform's result, whether it accepts the type) of a type that is not nested."""
+    """(canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
     try:
         kind = canonical_primitive(name)
     except BadRequest:
-        # of a later format version: nothing is known about its values
+        # a type of a later format version: its values are unknown
         kind = name
     if not is_primitive(kind):
         return kind, kind, False
@@ -201,7 +201,7 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
         return term.predicate(op)
     if op in _NANITY:
         if term.result not in FLOATS:
-            raise BadRequest(f"Cannot bind {op} of {term.name}: no {term.result} is NaN, only floats and doubles are")
+            raise BadRequest(f"Cannot bind {op} of {term.name}: only float and double have NaN, not {term.result}")
         return term.predicate(op)
     if op in _PREFIXES and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
@@ -214,7 +214,7 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
 
 
 def _domain(term: _Term) -> str:
-    """The type that holds all values of a term. Truncating a decimal can take it past its precision: -95 to -100."""
+    """A type that contains all values of a term. Truncating a decimal may exceed its precision: -95 to -100."""
     if term.transform == IDENTITY or not term.result.startswith("decimal"):
         return term.result
     return f"decimal({decimal_precision(term.result) + _WIDTH_DIGITS}, {decimal_scale(term.result)})"
@@ -228,7 +228,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
         if isinstance(literal, _PLACES):
             apart.append(_comparison(single, term, literal))
         else:
-            # -0.0 equals 0.0 to Python but not to every reader: both stay
+            # -0.0 equals 0.0 in Python but not for every reader: both stay
             values[_order(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
@@ -258,7 +258,7 @@ def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
 
 
 def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
-    """A comparison with an infinity, or with what lies between it and the largest finite value."""
+    """A comparison with an infinity, or with a value between it and the largest finite value."""
     upwards = isinstance(literal, Above)
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
     finite = term.predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)
@@ -274,7 +274,7 @@ def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
     if op == Op.NOT_EQ:
         rest = any_of(finite, _predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
         return rest if literal.infinite else TRUE
-    # beyond the literal: past infinity nothing but NaN, and below negative infinity nothing at all
+    # beyond the literal: above infinity only NaN, below negative infinity nothing
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)
     if past_infinity:
         return term.predicate(Op.IS_NAN) if upwards else FALSE

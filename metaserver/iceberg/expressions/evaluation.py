@@ -1,12 +1,12 @@
-"""Bound predicates on single values: what a partition value says about a predicate on its field.
+"""Evaluation of bound predicates on single values, such as partition values.
 
 Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it, comparisons do not. (Java's
-evaluator sorts null first, so that `lt` matches it there, while its metrics evaluators and every engine say no.)
+evaluator sorts null first, so that `lt` matches it, unlike its metrics evaluators and every engine.)
 
-Clients do not agree on all values. NaN is above every number and equal to itself for Java and Spark, and in no order
-for PyIceberg; -0.0 is below 0.0 for Java and equal to it elsewhere; Java orders uuids by two signed halves. Where
-they differ the answer is None: the file is kept and the predicate stays for the reader. That keeps a file that Java
-would skip when a zero meets a zero of the other sign, as Spark and PyIceberg need it.
+Clients differ about some values. NaN is greater than every number and equal to itself in Java and Spark, and unordered
+in PyIceberg; -0.0 is less than 0.0 in Java and equal to it elsewhere; Java orders UUIDs by two signed halves. Where
+clients differ the result is None: the file is kept, and the predicate stays in the residual. This keeps files that Java
+would skip when a zero is compared with a zero of the other sign, as Spark and PyIceberg require.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
 }
 
 
-def verdict(predicate: Bound, value: Value | None) -> bool | None:
-    """Whether the term's `value` matches; None where clients differ."""
+def evaluate(predicate: Bound, value: Value | None) -> bool | None:
+    """Whether the term's `value` matches; None if clients differ."""
     op = predicate.op
     if value is None:
         return op in NULL_MATCHES
@@ -55,29 +55,29 @@ def verdict(predicate: Bound, value: Value | None) -> bool | None:
 
 
 def may_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Whether a row with these values, by the id of the predicates' fields, matches to any client.
+    """Whether a row with these values, by the field id of predicates, matches for some client.
 
-    The expression is bound, with identity terms. A field that `values` lacks may hold anything.
+    The expression is bound, with identity terms. A field that `values` lacks may have any value.
     """
-    return _holds(expression, values, in_doubt=True)
+    return _evaluate(expression, values, if_unknown=True)
 
 
 def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Whether it matches to every client; a field that `values` lacks decides nothing."""
-    return _holds(expression, values, in_doubt=False)
+    """Whether a row matches for every client; a field that `values` lacks decides nothing."""
+    return _evaluate(expression, values, if_unknown=False)
 
 
-def _holds(expression: Expression, values: Mapping[int, Value | None], *, in_doubt: bool) -> bool:
+def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_unknown: bool) -> bool:
     match expression:
         case Bound():
             if expression.column_id not in values:
-                return in_doubt
-            found = verdict(expression, values[expression.column_id])
-            return in_doubt if found is None else found
+                return if_unknown
+            matches = evaluate(expression, values[expression.column_id])
+            return if_unknown if matches is None else matches
         case And(children):
-            return all(_holds(child, values, in_doubt=in_doubt) for child in children)
+            return all(_evaluate(child, values, if_unknown=if_unknown) for child in children)
         case Or(children):
-            return any(_holds(child, values, in_doubt=in_doubt) for child in children)
+            return any(_evaluate(child, values, if_unknown=if_unknown) for child in children)
         case Always(value):
             return value
     raise TypeError(f"not a bound expression: {expression}")
@@ -92,15 +92,15 @@ def _agreed(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -
 def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:
     if (compared := _COMPARED.get(op)) is not None:
         return compared(value, values[0])
-    # not `in`, which would find a NaN by its identity
+    # not `in`, which would compare NaN by identity
     return any(value == other for other in values) == (op == Op.IN)
 
 
 def _float_order(value: float) -> tuple[bool, float, float]:
-    """Java's `Double.compare`."""
+    """The order of Java's `Double.compare`."""
     return (True, 0.0, 0.0) if isnan(value) else (False, value, copysign(1.0, value))
 
 
 def _uuid_order(value: bytes) -> tuple[int, int]:
-    """Java's `UUID.compareTo`."""
+    """The order of Java's `UUID.compareTo`."""
     return int.from_bytes(value[:8], signed=True), int.from_bytes(value[8:], signed=True)

@@ -1,10 +1,10 @@
 """Expressions of the REST protocol (Iceberg REST spec, schema `Expression`): trees of predicates over columns.
 
-Two stages share the tree's shape. An *unbound* expression is what a client sent: names and JSON literals. A *bound*
-one refers to columns by id, carries values in the form below, and has no `Not` in it: binding pushes negation into
-the predicates (`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
+Two forms share the tree. An *unbound* expression is the client's: names and JSON literals. A *bound* expression refers
+to columns by id, has values in the form below, and has no `Not`: binding moves negation into the predicates
+(`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
 
-Nodes are msgspec structs, because every plan makes some dozens; `msgspec.structs.replace` copies them.
+Nodes are msgspec structs, because every plan creates dozens; `msgspec.structs.replace` copies them.
 
 Values of bound predicates, by Iceberg type:
 
@@ -16,8 +16,8 @@ Values of bound predicates, by Iceberg type:
     timestamp_ns, timestamptz_ns     int, nanoseconds since the epoch
     float, double                    float (a float's literal is rounded to 32 bits first)
     decimal(P, S)                    int, the unscaled value at scale S
-    string                           str, compared by code point, which is the order of its UTF-8 bytes
-    uuid, fixed, binary              bytes, compared as unsigned bytes
+    string                           str, ordered by code point, which is the order of its UTF-8 bytes
+    uuid, fixed, binary              bytes, ordered as unsigned bytes
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from metaserver.iceberg.types.values import Value
 
 
 class Op(StrEnum):
-    """Operations of predicates, by their names on the wire.
+    """Operators of predicates, by their names on the wire.
 
-    `Op.LT` costs CPython a call each time; where every plan passes, sets of a module stand for it. An enumeration's own
-    hash and representation would cost more.
+    `Op.LT` costs CPython a call each time; code that every plan runs uses module-level sets. The hash and
+    representation of an enumeration would cost more.
     """
 
     IS_NULL = "is-null"
@@ -81,7 +81,7 @@ class Not(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unbound(msgspec.Struct, frozen=True, gc=False):
-    """A predicate as sent. `transform` is "identity" for a plain reference; `literals` are JSON values."""
+    """A predicate from a client. `transform` is "identity" for a plain reference; `literals` are JSON values."""
 
     op: Op
     name: str
@@ -90,12 +90,12 @@ class Unbound(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
-    """A predicate on one column. `kind` is the column's type and `result` the term's (the same for identity).
+    """A predicate on one column. `kind` is the column's type, `result` the term's type (equal for identity).
 
-    `values` are of type `result`: none for the null and NaN operations, one for comparisons and prefixes, two or more,
-    distinct and sorted, for IN and NOT_IN; never NaN or an infinity. `name` is the column's full name in the schema it
-    was bound to. A column that is not primitive has the kind `struct`, `list`, `map`, `variant` or an unknown one; one
-    inside a list or a map has the kind `list` or `map` whatever its own type is. Statistics decide nothing about them.
+    `values` are of type `result`: none for the null and NaN operators, one for comparisons and prefixes, two or more,
+    distinct and sorted, for IN and NOT_IN; never NaN or an infinity. `name` is the column's full name in the schema of
+    binding. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown kind; a column inside a list
+    or map has the kind `list` or `map` for any type. Statistics decide nothing about these.
     """
 
     op: Op
@@ -111,17 +111,17 @@ Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
 
 
 def all_of(*children: Expression) -> Expression:
-    """Their conjunction, flattened and with constants folded."""
+    """The conjunction, flattened and with constants folded."""
     return _joined(children, And, identity=TRUE, absorbing=FALSE)
 
 
 def any_of(*children: Expression) -> Expression:
-    """Their disjunction, flattened and with constants folded."""
+    """The disjunction, flattened and with constants folded."""
     return _joined(children, Or, identity=FALSE, absorbing=TRUE)
 
 
 def replaced(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
-    """A bound expression with each predicate as `by` has it, from left to right."""
+    """A bound expression with each predicate replaced by `by`, from left to right."""
     match expression:
         case Bound():
             return by(expression)

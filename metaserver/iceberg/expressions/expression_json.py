@@ -1,12 +1,12 @@
-"""Expressions to and from JSON (Iceberg REST spec, schema `Predicate`).
+"""Conversion of expressions from and to JSON (Iceberg REST spec, schema `Predicate`).
 
-Read are all spellings that clients use or may come to use: constants as booleans and as objects, operands as `term`
-(what Java and PyIceberg send) and as `child`, `left` and `right` (what the spec now prefers), literals bare and as
-objects. Written is the one that Java's `ExpressionParser` and PyIceberg 0.12 both read: bare constants, `term`,
-`value`, `values`, two children to a junction, values of bound predicates as single-value JSON.
+The parser accepts all forms that clients use or may use: constants as booleans and objects, operands as `term` (Java
+and PyIceberg) and as `child`, `left` and `right` (preferred by the spec now), literals bare and as objects. The encoder
+writes the form that Java's `ExpressionParser` and PyIceberg 0.12 both read: bare constants, `term`, `value`, `values`,
+binary junctions, values of bound predicates as single-value JSON.
 
-What a client sends is bounded in nodes and in depth. A chain of one junction, as engines build it out of a thousand
-ORs, counts as one level: it is read in a loop and becomes one node.
+The number of nodes and the depth are bounded. A chain of one junction, such as a thousand ORs of an engine, counts as
+one level: a loop parses it into one node.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from metaserver.iceberg.types.transforms import IDENTITY, canonical
 from metaserver.iceberg.types.values import encode_json
 
 DEPTH_MAX = 100
-"""Levels of nesting, by default. Three frames of the stack each, here and where expressions are bound."""
+"""Default limit of nesting levels. A level takes three stack frames, here and in binding."""
 NODES_MAX = 200_000
-"""Predicates, junctions and values together, by default."""
+"""Default limit of predicates, junctions and values together."""
 
 UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
 SETS = frozenset({Op.IN, Op.NOT_IN})
@@ -44,11 +44,11 @@ _PATH_MAX = 200
 _OPS = {op.value: op for op in Op}
 
 _Path: TypeAlias = tuple[Any, str]
-"""Where something stands in the tree: (path of what it is in, or None, step). Written out where something is wrong."""
+"""A position in the tree: (path of the parent, or None, step). Formatted only for errors."""
 
 
 def parse_expression(json: object, *, depth_max: int = DEPTH_MAX, nodes_max: int = NODES_MAX) -> Expression:
-    """The unbound expression; constants in junctions are folded. Raises BadRequest naming the place in the tree."""
+    """The unbound expression, with constants in junctions folded. BadRequest with the position of the error."""
     return _Parser(depth_max, nodes_max).expression(json, (None, "filter"), 0)
 
 
@@ -83,7 +83,7 @@ class _Parser:
 
     def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
-        # from left to right: the stack holds what is still to be read, the next on top
+        # left to right: the stack holds the nodes to parse, the next on top
         rest: list[tuple[object, _Path]] = [(json, path)]
         while rest:
             node, at = rest.pop()
@@ -104,17 +104,17 @@ class _Parser:
                 raise _error(path, f"{op} needs a term")
         term = _required(json, operand, path)
         name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
-        wanted = None if unary else "values" if listed else "value" if operand == "term" else "right"
+        operand_field = None if unary else "values" if listed else "value" if operand == "term" else "right"
         for field in _LITERAL_FIELDS:
-            if field in json and field != wanted:
+            if field in json and field != operand_field:
                 raise _error(path, f"{op} has no field {field!r}")
-        if wanted is None:
+        if operand_field is None:
             return Unbound(op, name, transform, ())
-        given = _required(json, wanted, path)
+        value = _required(json, operand_field, path)
         if listed:
-            return Unbound(op, name, transform, self._values(given, (path, ".values")))
+            return Unbound(op, name, transform, self._values(value, (path, ".values")))
         self._count(1)
-        return Unbound(op, name, transform, (_literal(given, (path, f".{wanted}")),))
+        return Unbound(op, name, transform, (_literal(value, (path, f".{operand_field}")),))
 
     def _values(self, json: object, path: _Path) -> tuple[object, ...]:
         if isinstance(json, dict) and json.get("type") == "literals":
@@ -141,7 +141,7 @@ def _written(path: _Path) -> str:
         steps.append(step)
     text = ""
     for step in reversed(steps):
-        # the path of a chain would grow with every link; its first links say enough
+        # the path of a chain would grow with every link, so only its first links are shown
         cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
         text = f"{text.removesuffix('…')}…" if cut else text + step
     return text
@@ -155,7 +155,7 @@ def _kind(json: dict[str, object], path: _Path) -> str:
 
 
 def _term(json: object, path: _Path) -> tuple[str, str]:
-    """The name of the column and the transform."""
+    """(name of the column, transform)."""
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):
@@ -185,7 +185,7 @@ def _literal(json: object, path: _Path) -> object:
     if isinstance(json, dict) and json.get("type") == "literal":
         json, path = json.get("value"), (path, ".value")
     if json is None:
-        raise _error(path, "null is no literal; use is-null or not-null, and finite numbers")
+        raise _error(path, "null is not a literal; use is-null or not-null, and finite numbers")
     if not isinstance(json, (str, int, float)):
         raise _error(path, f"expected a literal, not {_shown(json)}")
     return json
@@ -207,7 +207,9 @@ def _shown(json: object) -> str:
 
 
 def expression_json(expression: Expression) -> Any:
-    """JSON of an unbound or bound expression. Junctions of many become balanced trees of two, shallow to parse."""
+    """JSON of an unbound or bound expression. Junctions of many children become balanced binary trees, shallow to
+    parse.
+    """
     match expression:
         case Bound(op, _, name, _, transform, result, values):
             return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
@@ -232,9 +234,9 @@ def _pairs(kind: str, children: tuple[Expression, ...]) -> Any:
 
 def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> Any:
     term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
-    made: dict[str, object] = {"type": op.value, "term": term}
+    encoded: dict[str, object] = {"type": op.value, "term": term}
     if op in SETS:
-        made["values"] = values
+        encoded["values"] = values
     elif op not in UNARY:
-        made["value"] = values[0]
-    return made
+        encoded["value"] = values[0]
+    return encoded

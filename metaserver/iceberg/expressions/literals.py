@@ -1,19 +1,19 @@
-"""One JSON literal of a filter, of whichever client's style, as a value of the column's type.
+"""Conversion of a JSON literal of a filter, in any client's format, to a value of the column's type.
 
-Java sends raw numbers (days, microseconds), decimals as strings, bytes as hexadecimal and its infinities as strings;
-PyIceberg sends ISO dates and timestamps, the latter always without an offset, and every number with a point that it
-parsed out of a string as a decimal, that is as a string, whatever the column's type. So the column's type decides.
+Java sends raw numbers (days, microseconds), decimals as strings, bytes as hexadecimal and infinities as strings.
+PyIceberg sends ISO dates and timestamps, the latter without an offset, and every number with a decimal point that it
+parsed from a string as a string. So the column's type determines the conversion.
 
-No column value may be judged wrongly because the literal is not one of its type's values: such a literal becomes the
-place where it lies, `Between` two neighbours or beyond all of them, and comparisons with a place are exact.
+A literal outside the column's type must not change a result: it becomes a position, `Between` two adjacent values or
+outside the range, and comparisons with a position are exact.
 
-Three literals are rounded, because every client rounds them so before it compares rows. A double for a float column
-becomes the nearest float (Java writes a float as the shortest digits that lead back to it; engines that compare in
-doubles send no literal that a float cannot hold). A JSON integer for a double column becomes the nearest double. A
-JSON number with a point for a decimal column is rounded half up; a decimal that came as a string is exact.
+Three kinds of literals are rounded, because every client rounds them before it compares rows. A double for a float
+column becomes the nearest float (Java writes a float as the shortest digits that parse to it; engines that compare as
+doubles send no literal that a float cannot hold). A JSON integer for a double column becomes the nearest double. A JSON
+number with a decimal point for a decimal column is rounded half up; a decimal string is exact.
 
-Integers for timestamps are microseconds, for nanosecond columns too (Java's `LongLiteral`). A timestamp without an
-offset is UTC where the column has a zone. The sign of zero is kept.
+Integers for timestamps are microseconds, also for nanosecond columns (Java's `LongLiteral`). A timestamp without an
+offset is UTC if the column has a time zone. The sign of zero is kept.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from metaserver.iceberg.types.values import (
 )
 
 FINITE_MAX = {"float": (2.0 - 2.0**-23) * 2.0**127, "double": (2.0 - 2.0**-52) * 2.0**1023}
-"""The largest finite value of each floating type."""
+"""The largest finite value of each floating-point type."""
 
 _INFINITIES = {"Infinity": math.inf, "+Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """Above every (finite) value of the type; `infinite` if it equals a floating type's infinity."""
+    """A literal above every (finite) value of the type; `infinite` if it equals the type's infinity."""
 
     infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """Below every (finite) value of the type; `infinite` if it equals a floating type's negative infinity."""
+    """A literal below every (finite) value of the type; `infinite` if it equals the type's negative infinity."""
 
     infinite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Above `lower` and below `upper`, its successor in the type."""
+    """A literal above `lower` and below `upper`, its successor in the type."""
 
     lower: int
     upper: int
@@ -78,7 +78,7 @@ Literal: TypeAlias = Value | Above | Below | Between
 
 
 def parse_literal(kind: str, json: object) -> Literal:
-    """`json` as a value of a primitive type, or its place among them. Raises BadRequest."""
+    """`json` as a value of a primitive type, or its position among the values. Raises BadRequest."""
     parse = _PARSERS.get(base_name(kind))
     if parse is None:
         raise BadRequest(f"a column of type {kind} cannot be compared with a literal")
@@ -138,7 +138,7 @@ def _floating(kind: str, json: object) -> Literal | None:
     if math.isinf(number):
         return _beyond(number) if isinstance(json, float) else Above() if number > 0 else Below()
     try:
-        # the shortest digits of the largest float are a double above it: what rounds to it is it
+        # the shortest digits of the largest float are a double above it, which rounds to the float
         return round_to(kind, number)
     except ValueError:
         return Above() if number > 0 else Below()
@@ -165,7 +165,7 @@ def _decimal(kind: str, json: object) -> Literal | None:
         case float() if math.isinf(json):
             return _beyond(json)
         case float():
-            # half up, as both clients: the first digit that the scale has no place for decides
+            # half up, as both clients do: the first digit beyond the scale decides
             magnitude = (unscaled_floor(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
             return _placed(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
@@ -208,7 +208,7 @@ def _timestamp(kind: str, json: object) -> Literal | None:
         case str() if "T" in json.upper():
             nanos, offset = parse_iso_timestamp(json)
             if offset is not None and "tz" not in kind:
-                raise ValueError("the column has no time zone: leave the offset out")
+                raise ValueError("the column has no time zone: omit the offset")
         case str():
             nanos = parse_iso_date(json) * NANOS_PER_DAY
         case _:
@@ -220,7 +220,7 @@ def _timestamp(kind: str, json: object) -> Literal | None:
 
 def _string(_: str, json: object) -> Literal | None:
     if isinstance(json, str):
-        json.encode()  # a lone surrogate is no character that a file could hold
+        json.encode()  # a lone surrogate cannot be in a file
         return json
     return None
 
@@ -241,7 +241,7 @@ def _bytes(kind: str, json: object) -> Literal | None:
 
 
 def _placed(floor: int, exact: bool, low: int, high: int) -> Literal:
-    """The literal whose floor is given, among the integers from `low` to `high`."""
+    """The literal with this floor, among the integers from `low` to `high`."""
     if floor > high or (floor == high and not exact):
         return Above()
     if floor < low:

@@ -1,17 +1,17 @@
-"""Projection: a bound expression on rows as expressions on their files' partition values, and on source columns.
+"""Projection of a bound expression on rows onto partition values of files, and onto source columns.
 
-*Inclusive*: whenever a row matches, the projection is true of its partition, so files where it is false are skipped.
-*Strict*: whenever the projection is true of a partition, all its rows match. Each is the other's mirror image: a
-strict projection is the negation of what the negated predicate projects to, so only one of them is written down.
-The result is at least as narrow as Java's (`Projections`, `Transform.project`), but for what Java would lose:
+*Inclusive*: if a row matches, the projection is true for its partition, so files for which it is false are skipped.
+*Strict*: if the projection is true for a partition, all of its rows match. A strict projection is the negation of the
+inclusive projection of the negated predicate, so only the inclusive one is implemented. The result is at least as
+narrow as Java's (`Projections`, `Transform.project`), except where Java loses rows:
 
-- Java up to 0.10 rounded times before 1970 towards zero, one too high. Java's readers allow for it in predicates on
-  the source; here also in predicates on the transform itself.
-- Results that overflow their type are looked for where they wrap to (`ranges.py`).
-- Java takes a predicate on a transform for one on the value where the field is partitioned by identity; it compares
+- Java up to 0.10 rounded times before 1970 towards zero, one too high. Java's readers compensate in predicates on
+  the source; this module also does in predicates on the transform.
+- Results that overflow their type are looked up where they wrap to (`ranges.py`).
+- Java treats a predicate on a transform as one on the value if the field is partitioned by identity; it compares
   prefixes with a truncation's width in UTF-16 units, not in characters.
 
-A predicate on a transform that the field does not have is projected by way of its source, where there is one.
+A predicate on a transform that the field does not have is projected through its source ranges, if there are any.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from metaserver.iceberg.types.transforms import (
 from metaserver.iceberg.types.values import Value
 
 RANGES_MAX = 200
-"""Ranges that one predicate on a transform may become; Java too stops at 200 values of an `in`."""
+"""Ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
 
 _EQUALITIES = frozenset({Op.EQ, Op.IN})
 _COMPARISONS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
@@ -71,9 +71,9 @@ _PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
 
 
 class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
-    """A bound expression as the partitions of one spec see it, and so each part of it: made once for a plan.
+    """A bound expression projected onto the partitions of one spec, with its parts; computed once per plan.
 
-    `possible` is the inclusive projection and, of a predicate, `certain` the strict one: bound expressions whose
+    `possible` is the inclusive projection and, for a predicate, `certain` the strict one: bound expressions whose
     columns are partition fields. Their predicates have a field's id as `column_id`, its name, and the type of its
     values as `kind` and `result`.
     """
@@ -82,9 +82,9 @@ class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
     possible: Expression
     certain: Expression = FALSE
     decides: bool = False
-    """Whether a partition's values may tell anything of a predicate in it."""
+    """Whether partition values may decide some predicate in it."""
     parts: tuple[ProjectedExpression, ...] = ()
-    """Of a junction, those of its children."""
+    """The projections of a junction's children."""
 
 
 def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
@@ -105,22 +105,22 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 
 
 def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
-    """What the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
+    """The condition that the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
     return replaced(expression, lambda predicate: _inclusive(predicate, spec))
 
 
 def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
-    # fields of one source each tell something else, like bucket(7, x) and bucket(5, x)
+    # several fields of one source give different conditions, such as bucket(7, x) and bucket(5, x)
     return all_of(*[_projected(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
-    """What is true only of partitions whose rows all match the predicate, in the form of `ProjectedExpression`."""
+    """A condition that is true only for partitions whose rows all match, in the form of `ProjectedExpression`."""
     return any_of(*[_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
-    """The partition fields that may decide a predicate, by id, with the type that their values must be of for that."""
+    """The partition fields that may decide a predicate: by id, the type that their values must have."""
     if not projected.decides:
         return {}
     if isinstance(projected.expression, Bound):
@@ -131,10 +131,10 @@ def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict
 
 
 def source_ranges(predicate: Bound) -> Expression:
-    """What each row that matches a predicate on a transform satisfies, as predicates on the source column itself.
+    """The condition on the source column that every row satisfies that matches a predicate on a transform.
 
-    Exact for transforms that keep the order of values, so that lower and upper bounds of the column decide as much
-    as in Java's `InclusiveMetricsEvaluator`. A predicate on a plain column is returned as it is.
+    Exact for transforms that keep the order of values, so that bounds of the column decide as much as in Java's
+    `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
     """
     transform, kind, op = predicate.transform, predicate.kind, predicate.op
     if transform == IDENTITY:
@@ -148,7 +148,7 @@ def source_ranges(predicate: Bound) -> Expression:
             return _on_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
-        # all but the rows whose result is one of the values
+        # all rows except those whose result is one of the values
         if not is_ordered(transform, kind):
             return TRUE
         outside = complement(backwards(transform, kind, _ranges(replace(predicate, op=OPPOSITE[op]))))
@@ -157,29 +157,29 @@ def source_ranges(predicate: Bound) -> Expression:
         return any_of(_on_source(predicate, Op.IS_NULL), _within(_source(predicate), outside))
     if not is_ordered(transform, kind):
         return _on_source(predicate, Op.NOT_NULL)
-    found = backwards(transform, kind, _ranges(predicate))
-    if len(found) > RANGES_MAX:
-        found = [Range(found[0].low, found[-1].high)]
-    return _within(_source(predicate), found)
+    ranges = backwards(transform, kind, _ranges(predicate))
+    if len(ranges) > RANGES_MAX:
+        ranges = [Range(ranges[0].low, ranges[-1].high)]
+    return _within(_source(predicate), ranges)
 
 
 class _Mapping(NamedTuple):
-    """What a field's transform does to values of a type, whatever the predicate."""
+    """The properties of a field's transform for values of a type, independent of the predicate."""
 
     transform: str
-    """Canonical."""
+    """In canonical form."""
     is_ordered: bool
-    """As `ranges.is_ordered`; no for identity."""
+    """As `ranges.is_ordered`; False for identity."""
     is_bucket: bool
     is_same: bool
-    """The field holds the values themselves."""
+    """Whether the field holds the values themselves."""
     is_rounded: bool
     """As `ranges.is_rounded`."""
 
 
 @lru_cache(maxsize=1024)
 def _mapping(transform: str, kind: str) -> _Mapping | None:
-    """None where nothing is known of the results; so it is of a transform of several columns (spec: v3)."""
+    """None if the results are unknown, as for a transform of several columns (spec, version 3)."""
     transform = canonical(transform)
     if transform == VOID or not is_known(transform) or not accepts(transform, kind):
         return None
@@ -198,7 +198,7 @@ def _strict(predicate: Bound, field: PartitionField) -> Expression:
         return FALSE
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
         return projected
-    # negation turns "no value" into "all", null included, which the predicate does not match
+    # negation turns "no value" into "all" including null, which the predicate does not match
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
     return all_of(_target(predicate, field, Op.NOT_NULL), projected)
@@ -227,7 +227,7 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
     if predicate.transform != IDENTITY:
         if predicate.transform == transform:
             return _same_transform(predicate, field, mapping)
-        return replaced(source_ranges(predicate), lambda one: _projected(one, field))
+        return replaced(source_ranges(predicate), lambda source: _projected(source, field))
     if op in _NULLITY or mapping.is_same:
         return _target(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
@@ -235,15 +235,15 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
     if not mapping.is_ordered:
         return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
-        found = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
+        ranges = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
         if mapping.is_rounded:
-            found = list(map(_widened, found))
-        return _within(_target(predicate, field, op), found)
+            ranges = list(map(_widened, ranges))
+        return _within(_target(predicate, field, op), ranges)
     return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
 
 
 def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
-    """The term is the field, but for results that old writers rounded up."""
+    """The term equals the field, except for results that old writers rounded up."""
     op, values = predicate.op, predicate.values
     if op in _NULLITY or not mapping.is_rounded:
         return _target(predicate, field, op, *values)
@@ -251,11 +251,11 @@ def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) 
         return _among(predicate, field, mapping, values)
     if op in _COMPARISONS:
         return _within(_target(predicate, field, op), [_widened(span) for span in _ranges(predicate)])
-    # results up to 0 may stand for those one lower
-    kept = [value for value in values if isinstance(value, int) and value > 0]
-    if not kept:
+    # a result up to 0 may represent the next lower result
+    positive = [value for value in values if isinstance(value, int) and value > 0]
+    if not positive:
         return TRUE
-    return _target(predicate, field, Op.NOT_EQ if len(kept) == 1 else Op.NOT_IN, *kept)
+    return _target(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
 
 
 def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
@@ -268,7 +268,7 @@ def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
 
 
 def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
-    """The field holds one of the results, none of them null."""
+    """The field has one of the results, none of which is null."""
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
@@ -281,7 +281,7 @@ def _widened(results: Range) -> Range:
 
 
 def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
-    """A predicate on the field, which one on its source became."""
+    """The predicate on the field that replaces a predicate on its source."""
     result = values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
@@ -310,19 +310,19 @@ def _ranges(predicate: Bound) -> list[Range]:
 
 
 def _within(template: Bound, ranges: Iterable[Range]) -> Expression:
-    """The template's term lies in one of the ranges; what is in a range is not null."""
+    """The template's term is in one of the ranges, which exclude null."""
     points: list[Value] = []
-    found: list[Expression] = []
+    conditions: list[Expression] = []
     for low, high in ranges:
         if low is None and high is None:
             return replace(template, op=Op.NOT_NULL, values=())
         if low is not None and high == next_value(low):
             points.append(low)
         else:
-            found.append(all_of(*_bounds(template, low, high)))
+            conditions.append(all_of(*_bounds(template, low, high)))
     if points:
-        found.append(replace(template, op=Op.EQ if len(points) == 1 else Op.IN, values=tuple(points)))
-    return any_of(*found) if found else FALSE
+        conditions.append(replace(template, op=Op.EQ if len(points) == 1 else Op.IN, values=tuple(points)))
+    return any_of(*conditions) if conditions else FALSE
 
 
 def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:
@@ -337,7 +337,7 @@ def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[
 
 
 def _previous(value: Value) -> Value | None:
-    """The value that this one comes next to, for strings and bytes, where a bound reads better without the zero."""
+    """The value without its trailing zero, its predecessor, for readable string and bytes bounds; None without one."""
     if isinstance(value, str) and value.endswith("\0"):
         return value[:-1]
     return value[:-1] if isinstance(value, bytes) and value.endswith(b"\0") else None

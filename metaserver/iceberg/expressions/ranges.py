@@ -1,9 +1,9 @@
-"""What order-preserving transforms do to ranges of values: forwards onto partitions, backwards onto source columns.
+"""Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source columns.
 
-Ranges are half open and their bounds are values as in `expressions.py`; None is no bound. Values are integers,
-strings or bytes, and each of these has a next one, so a half-open range can say everything that a closed one can.
-An integer result that does not fit its type wraps (`transforms.py`), so the values at one end of the source may lie
-at the other end of the result: forwards and backwards both give as many ranges as it takes.
+Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are integers, strings or
+bytes, all of which have a successor, so half-open ranges can express closed ones. An integer result that does not fit
+its type wraps (`transforms.py`), so values at one end of the source may map to the other end of the result: both
+directions return as many ranges as needed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ CALENDAR = frozenset({"year", "month", "day", "hour"})
 Prefix = TypeVar("Prefix", str, bytes)
 
 _INT_WIDTH_MAX = 1 << 30
-"""Above it Java's 32-bit arithmetic overflows inside the remainder: its results are in no order, and its alone."""
+"""Above it Java's 32-bit arithmetic overflows in the remainder, and its results are unordered."""
 
 
 class Range(NamedTuple):
-    """`low <= value < high`."""
+    """The values with `low <= value < high`."""
 
     low: Any
     high: Any
 
 
 def is_ordered(transform: str, kind: str) -> bool:
-    """Whether the (canonical, accepted) transform keeps the order of values, but for those that wrap; not identity."""
+    """Whether the (canonical, accepted) transform keeps the order of values, except those that wrap; False for
+    identity.
+    """
     name = name_of(transform)
     if name == "truncate" and is_known(transform):
         return kind != "int" or width_of(transform) <= _INT_WIDTH_MAX
@@ -51,19 +53,19 @@ def is_rounded(transform: str, kind: str) -> bool:
 
 
 def next_value(value: Any) -> Any:
-    """The least value above this one."""
+    """The successor of a value."""
     if isinstance(value, int):
         return value + 1
     return value + "\0" if isinstance(value, str) else value + b"\0"
 
 
 def forwards(transform: str, kind: str, source: Range) -> list[Range]:
-    """Ranges that hold the result of each source value in the range, and little else."""
+    """Ranges that contain the results of all source values in the range, and few others."""
     exact = monotone(transform, kind)
     if base_name(kind) in ("string", "binary"):
         low, high = source
         if high is not None and exact(high) != high:
-            # a value just below `high` may begin as it does
+            # a value just below `high` may have the same prefix
             high = next_value(exact(high))
         return [Range(low if low is None else exact(low), high)]
     first, end = _limits(kind)
@@ -73,16 +75,16 @@ def forwards(transform: str, kind: str, source: Range) -> list[Range]:
     least, beyond = exact(low), exact(high - 1) + 1
     result = result_type(transform, kind)
     start, stop = _limits(result)
-    found = []
+    results = []
     for shift in _shifts(result):
         piece = _clipped(Range(least + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
-        # no value lies beyond the source's limits, so no result does: one bound less to test
+        # no value is beyond the source's limits, so a bound there can be omitted
         no_low = piece.low == start or (low == first and shift == 0)
         no_high = piece.high == stop or (high == end and shift == 0)
-        found.append(Range(None if no_low else piece.low, None if no_high else piece.high))
-    return found
+        results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
+    return results
 
 
 def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
@@ -93,14 +95,14 @@ def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range
     first, end = _limits(kind)
     result = result_type(transform, kind)
     start, stop = _limits(result)
-    found = []
+    spans = []
     for span in results:
         low, high = _clipped(span, start, stop)
         if low < high:
-            found += [_clipped(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _shifts(result)]
+            spans += [_clipped(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _shifts(result)]
     return [
         Range(None if low == first else low, None if high == end else high)
-        for low, high in _merged([span for span in found if span.low < span.high])
+        for low, high in _merged([span for span in spans if span.low < span.high])
     ]
 
 
@@ -108,25 +110,25 @@ def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
         low, high = (bound if bound is None or len(bound) <= width else after_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:
-            continue  # no string is that great
+            continue  # no string is greater
         if low is None or high is None or low < high:
             yield Range(low, high)
 
 
 def complement(ranges: list[Range]) -> list[Range]:
-    """The values outside of disjoint ranges in order."""
-    found, low = [], None
+    """The values outside of the disjoint, ordered ranges."""
+    gaps, low = [], None
     for index, span in enumerate(ranges):
         if index > 0 or span.low is not None:
-            found.append(Range(low, span.low))
+            gaps.append(Range(low, span.low))
         low = span.high
     if not ranges or low is not None:
-        found.append(Range(low, None))
-    return found
+        gaps.append(Range(low, None))
+    return gaps
 
 
 def _limits(kind: str) -> Range:
-    """All values of an integer type; of a decimal's, with room for the widest truncation of the least."""
+    """All values of an integer type; for a decimal, with room for the widest truncation of the minimum."""
     if bits := INTEGER_BITS.get(kind):
         return Range(-(1 << bits - 1), 1 << bits - 1)
     edge = 10 ** int(kind.partition("(")[2].partition(",")[0]) + (1 << 31)
@@ -139,13 +141,13 @@ def _clipped(span: Range, first: int, end: int) -> Range:
 
 
 def _shifts(result: str) -> tuple[int, ...]:
-    """By how much a stored result may differ from the exact one; decimals do not wrap."""
+    """The possible differences of a stored result from the exact one; decimals do not wrap."""
     bits = INTEGER_BITS.get(result)
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 
 
 def _first_with(transform: str, kind: str) -> Callable[[int], int]:
-    """From an exact result to the least source value that has it or a greater one."""
+    """A function from an exact result to the least source value with that result or a greater one."""
     name = name_of(transform)
     if name == "truncate":
         width = width_of(transform)
@@ -160,19 +162,19 @@ def _first_with(transform: str, kind: str) -> Callable[[int], int]:
 
 
 def after_prefix(prefix: Prefix) -> Prefix | None:
-    """The least value above all that begin with the prefix; None when there is none."""
+    """The least value greater than every value with the prefix; None if there is none."""
     if isinstance(prefix, bytes):
-        kept = prefix.rstrip(b"\xff")
-        return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-    kept = prefix.rstrip("\U0010ffff")
-    if not kept:
+        stem = prefix.rstrip(b"\xff")
+        return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
         return None
-    # the halves of surrogate pairs are no characters
-    return kept[:-1] + ("\ue000" if kept[-1] == "\ud7ff" else chr(ord(kept[-1]) + 1))
+    # surrogates are not characters
+    return stem[:-1] + ("\ue000" if stem[-1] == "\ud7ff" else chr(ord(stem[-1]) + 1))
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
-    """Ranges that touch or overlap made one, in order."""
+    """The ranges in order, with adjacent and overlapping ones merged."""
     unbounded = [span for span in ranges if span.low is None]
     merged: list[Range] = []
     for span in unbounded + sorted((span for span in ranges if span.low is not None), key=lambda span: span.low):

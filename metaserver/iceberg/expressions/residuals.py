@@ -1,7 +1,7 @@
-"""Residuals: what is left of a filter to check on the rows of a file, given its partition values.
+"""Residuals: the part of a filter that remains to be evaluated on the rows of a file, given its partition values.
 
-A predicate that all rows of the partition match is TRUE, one that none can match is FALSE, any other stays as it is
-(Java: `ResidualEvaluator`). For every row of the partition the residual and the whole filter give the same answer.
+A predicate that all rows of the partition match becomes TRUE, a predicate that none can match becomes FALSE, others
+stay (Java: `ResidualEvaluator`). Residual and filter give the same result for every row of the partition.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ _Partition: TypeAlias = Mapping[int, Value | None]
 
 
 def nameable(expression: Expression, schema: Schema) -> Expression:
-    """The residual of a bound expression as far as clients can bind it: a predicate whose column has another name in
-    the table's current schema, or whose name another column has by now, is TRUE.
+    """The residual in the form that clients can bind: a predicate whose column has another name in the table's current
+    schema, or whose name belongs to another column there, becomes TRUE.
 
-    Java's client binds a residual twice, to the current schema for the partition and to what it reads, which after a
-    rename have no name in common for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter
-    rows again, so a wider residual costs them time at most. `IcebergGenerics` does not: it returns rows that do not
-    match, and no residual would be right for it where a client binds it twice.
+    Java's client binds a residual twice, to the current schema for the partition and to the schema that it reads, which
+    after a rename share no name for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter rows
+    again, so a wider residual costs at most time. `IcebergGenerics` does not: it returns rows that do not match; no
+    residual is correct for it where a client binds it twice.
     """
     match expression:
         case And(children) | Or(children):
-            told = [nameable(child, schema) for child in children]
-            if all(one is child for one, child in zip(told, children, strict=True)):
+            rewritten = [nameable(child, schema) for child in children]
+            if all(new is child for new, child in zip(rewritten, children, strict=True)):
                 return expression
-            return all_of(*told) if isinstance(expression, And) else any_of(*told)
+            return all_of(*rewritten) if isinstance(expression, And) else any_of(*rewritten)
         case Bound():
             return expression if schema.index.by_name.get(expression.name) == expression.column_id else TRUE
     return expression
 
 
 def weakened(residual: Expression) -> Expression:
-    """A short expression that every row matches which the residual matches, and never the constant TRUE.
+    """A short expression that every row satisfies that satisfies the residual; never the constant TRUE.
 
-    For clients that insist on a residual and filter rows by the original filter: a list of values becomes the range
-    around it. PyIceberg counts the rows of a file whose residual is TRUE without looking at them, so where nothing is
-    known, a tautology about a column stands for it.
+    For clients that require a residual and filter rows by the original filter: a list of values becomes its range.
+    PyIceberg counts the rows of a file with the residual TRUE from metadata, so a tautology about a column replaces
+    TRUE.
     """
     predicates = predicates_of(residual)
     if not predicates:
         return residual
-    found = _weakened(residual)
-    if isinstance(found, And):
-        found = all_of(*found.children[:_CONJUNCTS_MAX])
-    return tautology(predicates[0]) if found == TRUE else found
+    weak = _weakened(residual)
+    if isinstance(weak, And):
+        weak = all_of(*weak.children[:_CONJUNCTS_MAX])
+    return tautology(predicates[0]) if weak == TRUE else weak
 
 
 def tautology(predicate: Bound) -> Expression:
-    """True of every row, said by the column of the predicate."""
+    """A condition that every row satisfies, on the predicate's column."""
     column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
     return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
@@ -85,11 +85,11 @@ def _weakened(expression: Expression) -> Expression:
         case And(children):
             return all_of(*[_weakened(child) for child in children])
         case Or(children):
-            column = {(one.column_id, one.transform) for one in children if isinstance(one, Bound)}
-            listed = [one for one in children if isinstance(one, Bound) and one.op in (Op.EQ, Op.IN)]
+            column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
+            listed = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
             if len(column) > 1 or len(listed) < len(children):
                 return TRUE
-            return _weakened_predicate(listed[0], [value for one in listed for value in one.values])
+            return _weakened_predicate(listed[0], [value for predicate in listed for value in predicate.values])
         case Bound():
             return _weakened_predicate(expression, list(expression.values))
     return expression
@@ -114,11 +114,11 @@ class Residuals:
     def __init__(
         self, expression: Expression, spec: PartitionSpec, projected: ProjectedExpression | None = None
     ) -> None:
-        """`projected` is what `project` makes of the two, where that is at hand."""
+        """`projected`: the result of `project`, if the caller has it."""
         self._projected = project(expression, spec) if projected is None else projected
 
     def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
-        """The residual for a file with these partition values by field id; one that is not there decides nothing."""
+        """The residual for a file with these partition values by field id; a missing value decides nothing."""
         return _residual(self._projected, partition)
 
 

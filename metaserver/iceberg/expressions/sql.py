@@ -1,15 +1,15 @@
-"""A predicate in SQL as an expression of Iceberg's: what it is true for, never less.
+"""Conversion of an SQL predicate to an Iceberg expression that is true for at least the same rows.
 
-SQL and Iceberg mean different things by "not". In SQL a comparison with null is neither true nor false, so that
-`NOT (a = 1)` is true where `a` is there and not 1; Iceberg's `not-eq` matches null. The rule kept here: negation is
-pushed down to the comparisons, and one that has to be *false* becomes the opposite one together with `not-null`.
+SQL and Iceberg differ about "not". In SQL a comparison with null is neither true nor false, so `NOT (a = 1)` is true if
+`a` is not null and not 1; Iceberg's `not-eq` matches null. Negation is therefore pushed down to the comparisons, and a
+comparison that must be *false* becomes its opposite and `not-null`.
 
-What an expression cannot say (columns compared with each other, functions, subqueries, other patterns of LIKE) becomes
-`true`, whichever way it is meant: then the rest decides, and the caller is told what was not used. The same goes for
-comparisons whose outcome depends on the engine, such as a number with a text.
+Anything that an expression cannot represent (comparisons between columns, functions, subqueries, other LIKE patterns)
+becomes `true`, negated or not; the result lists it as unused. The same applies to comparisons whose outcome depends on
+the engine, such as a number with a string.
 
-Read are the spellings of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is text, names do not mind case. The
-session's time zone is UTC.
+The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and names are
+case-insensitive. The session time zone is UTC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sqlglot.errors import ParseError, TokenError
 
 from metaserver.errors import BadRequest
 from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, Expression, Op, Unbound, all_of, any_of
-from metaserver.iceberg.expressions.sql_literals import Given, Unfit, fitted, literal_of
+from metaserver.iceberg.expressions.sql_literals import SqlLiteral, Unfit, fitted, literal_of
 from metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
 from metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type
 from metaserver.iceberg.types.types import base_name, canonical_primitive
@@ -54,16 +54,16 @@ _OPPOSITE = {
 }
 _CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
 _ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
-"""For a literal that the column's type cannot hold: engines do not agree on which side of it a value is."""
+"""For a literal outside the column's type: engines differ about the side on which it is."""
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
 _PLAIN_TRANSFORMS = frozenset(_PLURALS.values())
 _CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
-"""Parts of sqlglot's nodes that are read here. A node with another one means something else: BETWEEN SYMMETRIC."""
+"""The arguments of sqlglot's nodes that are supported. Others change the meaning, such as BETWEEN SYMMETRIC."""
 
 
 class _Sql(Dialect):
-    """Of our own: the default one, with both kinds of quotes around names."""
+    """sqlglot's default dialect with both kinds of quotes around names."""
 
     class Tokenizer(tokens.Tokenizer):
         IDENTIFIERS = ['"', "`"]  # noqa: RUF012  as sqlglot declares it
@@ -72,9 +72,10 @@ class _Sql(Dialect):
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """`expression` is unbound, and true for every row that the SQL is true for; `unused` is what it leaves out.
+    """The converted predicate. `expression` is unbound, and true for every row that the SQL is true for.
 
-    `exact`: it is true for no other row, but for rows with NaN in a compared column, on which engines do not agree.
+    `unused` lists the parts that are left out. `exact`: no other row satisfies it, except rows with NaN in a compared
+    column, about which engines differ.
     """
 
     expression: Expression
@@ -85,10 +86,10 @@ class SqlFilter:
 class _Term(NamedTuple):
     name: str
     kind: str
-    """Of what is compared: the transform's result."""
+    """The type of the compared value: the transform's result."""
     transform: str = IDENTITY
     origin: int = 0
-    """What the transform calls 0: 1970 for the calendar's years."""
+    """The value that the transform maps to 0: 1970 for years."""
 
     def predicate(self, op: Op, *literals: object) -> Unbound:
         return Unbound(op, self.name, self.transform, literals)
@@ -99,13 +100,13 @@ class _Term(NamedTuple):
 
 
 def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_above: bool = False) -> SqlFilter:
-    """The predicate of a WHERE clause over the columns of `schema`, or else of `schemas`, the newest first.
+    """The predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
 
-    With `nan_above` NaN is above every number, as to Spark, and the expression says that and no more. BadRequest for
-    what is no SQL, with its place, and for a column that there is not.
+    With `nan_above`, NaN is greater than every number, as in Spark, and the expression is exact about it. BadRequest
+    for invalid SQL, with the position, and for an unknown column.
     """
     if len(text) > TEXT_MAX:
-        raise BadRequest(f"The predicate has {len(text)} characters; at most {TEXT_MAX} are allowed")
+        raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
     others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
     try:
         tree = sqlglot.parse_one(text, dialect=_Sql, into=exp.Condition)
@@ -115,20 +116,22 @@ def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_
     except ParseError as error:
         raise BadRequest(_syntax(error)) from None
     except TokenError as error:
-        raise BadRequest(f"The predicate is no SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
+        raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
     except RecursionError:
         raise BadRequest("The predicate is nested too deeply") from None
 
 
 def _syntax(error: ParseError) -> str:
-    for one in error.errors:
-        if one.get("line") is not None:
-            found = one.get("highlight") or "the end"
-            place = f"line {one['line']}, column {one['col']}"
-            why = str(one.get("description", "")).partition(" for <class")[0]
-            return f"The predicate is no SQL: {why} at {place}, near {found[:40]!r}"
+    for detail in error.errors:
+        if detail.get("line") is not None:
+            text = detail.get("highlight") or "the end"
+            place = f"line {detail['line']}, column {detail['col']}"
+            why = str(detail.get("description", "")).partition(" for <class")[0]
+            return f"The predicate is not valid SQL: {why} at {place}, near {text[:40]!r}"
     return (
-        "The predicate is no SQL: it is empty" if not error.errors else f"The predicate is no SQL: {error}"[:_SHOWN_MAX]
+        "The predicate is not valid SQL: it is empty"
+        if not error.errors
+        else f"The predicate is not valid SQL: {error}"[:_SHOWN_MAX]
     )
 
 
@@ -138,10 +141,10 @@ class _Reader:
         self._nan_above = nan_above
         self.unused: list[str] = []
         self.exact = True
-        """Whether every literal is one of its column's type."""
+        """Whether every literal is a value of its column's type."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
-        """What holds wherever `node` is true, or with `negated` wherever it is false."""
+        """The condition for `node` being true or, if `negated`, false."""
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -151,15 +154,15 @@ class _Reader:
                 children = [self.read(child, negated=negated) for child in node.flatten()]
                 return all_of(*children) if isinstance(node, exp.And) != negated else any_of(*children)
             case exp.Select() | exp.Subquery():
-                raise BadRequest("Give the predicate alone, without SELECT or WHERE")
-        found = self._leaf(node, negated)
-        if found is None:
+                raise BadRequest("Send the predicate alone, without SELECT or WHERE")
+        leaf = self._leaf(node, negated)
+        if leaf is None:
             self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
             return TRUE
-        return found
+        return leaf
 
     def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
-        """None for what cannot be expressed."""
+        """None if it cannot be expressed."""
         if not _is_plain(node):
             return None
         negated ^= bool(node.args.get("negate"))  # NOT LIKE is one node
@@ -196,7 +199,7 @@ class _Reader:
         return None
 
     def _compared(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
-        """A comparison, for the rows where it is true or, `negated`, false. Raises Unfit."""
+        """A comparison, for the rows where it is true or, if `negated`, false. Raises Unfit."""
         literal = literal_of(right)
         if literal is None:
             literal = literal_of(left)
@@ -214,7 +217,7 @@ class _Reader:
         return None if term is None else self._comparison(op, term, literal, negated)
 
     def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
-        """IS [NOT] DISTINCT FROM, which is never null: Iceberg's own `eq` and `not-eq`."""
+        """IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` and `not-eq`."""
         sides = [node.this, node.expression]
         literals = [literal_of(side) for side in sides]
         for literal, side in zip(literals, reversed(sides), strict=True):
@@ -233,13 +236,13 @@ class _Reader:
         term = self._term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
-        literals = [literal_of(one) for one in node.expressions]
-        if any(one is None for one in literals):
+        literals = [literal_of(item) for item in node.expressions]
+        if any(literal is None for literal in literals):
             return None
-        given = [one for one in literals if one is not None and one.kind != "null"]
-        if negated and len(given) < len(literals):  # not in a list with null: null at best
+        values = [literal for literal in literals if literal is not None and literal.kind != "null"]
+        if negated and len(values) < len(literals):  # not in a list with null: null at best
             return FALSE
-        fit = [self._fitted(one, term) for one in given]
+        fit = [self._fitted(value, term) for value in values]
         if not negated:
             return term.predicate(Op.IN, *(value for value, _ in fit)) if fit else FALSE
         exact = [value for value, is_exact in fit if is_exact]
@@ -253,13 +256,13 @@ class _Reader:
             return Unbound(Op.NOT_NULL if negated else Op.IS_NULL, term.name, IDENTITY, ())
         if not isinstance(node.expression, exp.Boolean):
             return None
-        wanted = bool(node.expression.this)
+        expected = bool(node.expression.this)
         if not negated:
-            return self.read(node.this, negated=not wanted)
+            return self.read(node.this, negated=not expected)
         term = self._term(node.this)
         if term is None or term.kind != "boolean":
             return None
-        return term.predicate(Op.NOT_EQ, wanted)  # null is neither, and matches
+        return term.predicate(Op.NOT_EQ, expected)  # null is neither, and matches
 
     def _like(self, node: exp.Expr, negated: bool) -> Expression | None:
         escape = None
@@ -282,7 +285,7 @@ class _Reader:
         else:
             prefix, rest = _split(pattern.text, None if escape is None else escape.text)
         if rest == "":
-            return self._comparison(Op.NOT_EQ if negated else Op.EQ, term, Given("text", prefix), negated)
+            return self._comparison(Op.NOT_EQ if negated else Op.EQ, term, SqlLiteral("text", prefix), negated)
         if rest.strip("%") == "":
             if not prefix:
                 return FALSE if negated else term.not_null
@@ -291,11 +294,11 @@ class _Reader:
             return term.predicate(Op.STARTS_WITH, prefix)
         if negated or not prefix:
             return None
-        # The beginning is used; that the rest of the pattern was not is told, too.
+        # The prefix is used; the rest of the pattern is listed as unused.
         self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
         return term.predicate(Op.STARTS_WITH, prefix)
 
-    def _comparison(self, op: Op, term: _Term, literal: Given, negated: bool) -> Expression:
+    def _comparison(self, op: Op, term: _Term, literal: SqlLiteral, negated: bool) -> Expression:
         """Raises Unfit."""
         value, exact = self._fitted(literal, term)
         if not exact:
@@ -303,13 +306,14 @@ class _Reader:
         if op is Op.NOT_EQ:
             return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
         predicate = term.predicate(op, value)
-        # NaN is above every number to Spark, and in no order to Trino, where the opposite of a comparison holds for it.
+        # NaN is greater than every number in Spark, and unordered in Trino, where the opposite of a comparison is true
+        # for it.
         widened = negated and op is not Op.EQ and not self._nan_above
         if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
             return any_of(predicate, term.predicate(Op.IS_NAN))
         return predicate
 
-    def _fitted(self, literal: Given, term: _Term) -> tuple[object, bool]:
+    def _fitted(self, literal: SqlLiteral, term: _Term) -> tuple[object, bool]:
         """Raises Unfit."""
         value, exact = fitted(literal, term.kind, term.transform, term.origin)
         self.exact &= exact
@@ -318,21 +322,21 @@ class _Reader:
     # Terms
 
     def _term(self, node: exp.Expr, *, any_type: bool = False) -> _Term | None:
-        """A column or a transform of one; None for anything else. `any_type`: also a struct, list or map."""
+        """A column or a transform of one; None for anything else. `any_type`: structs, lists and maps are accepted."""
         while isinstance(node, exp.Paren):
             node = node.this
         if not _is_plain(node) and not isinstance(node, exp.Column):
             return None
         name = _name(node)
         if name is not None:
-            found, kind = self._column(name)
-            return _Term(found, kind) if any_type or kind not in ("struct", "list", "map") else None
+            column, kind = self._column(name)
+            return _Term(column, kind) if any_type or kind not in ("struct", "list", "map") else None
         if isinstance(node, exp.Dot):
             return self._transform(node.expression, qualified=True)
         return self._transform(node, qualified=False)
 
     def _column(self, name: str) -> tuple[str, str]:
-        """Its name and type. BadRequest where there is none, or several."""
+        """(name, type). BadRequest if there is no such column, or several."""
         for schema in self._schemas:
             same = schema.column_named(name)
             alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
@@ -340,12 +344,12 @@ class _Reader:
             if column is None:
                 continue
             if same is None and len(alike) > 1:
-                raise BadRequest(f"Cannot resolve column '{name}' without regard to case")
+                raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches several columns")
             if isinstance(column.type, StructType | ListType | MapType):
                 return column.name, type_name(column.type)
             try:
                 return column.name, canonical_primitive(column.type)
-            except BadRequest:  # a type of a later version of the format
+            except BadRequest:  # a type of a later format version
                 return column.name, column.type
         known = {other.lower(): other for schema in self._schemas for other in schema.index.by_name}
         near = [known[other] for other in get_close_matches(name.lower()[:1000], known, n=3)]
@@ -353,7 +357,9 @@ class _Reader:
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
 
     def _transform(self, node: exp.Expr, *, qualified: bool) -> _Term | None:
-        """`qualified`: called as Spark's `system.bucket(…)`, which is a transform whatever SQL means by the name."""
+        """`qualified`: called as Spark's `system.bucket(…)`, which is a transform for any meaning of the name in
+        SQL.
+        """
         if isinstance(node, exp.Cast) and type(node) is exp.Cast:
             return self._applied("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
         if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
@@ -375,10 +381,10 @@ class _Reader:
         return self._applied(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
     def _sized(self, called: str, arguments: list[Any], qualified: bool) -> _Term | None:
-        """`bucket(4, id)` as Spark has it, or `bucket(id, 4)` as Trino does."""
+        """`bucket(4, id)` in Spark, `bucket(id, 4)` in Trino."""
         if len(arguments) != 2 or None in arguments:
             return None
-        widths = [literal_of(one) for one in arguments]
+        widths = [literal_of(argument) for argument in arguments]
         for width, other in zip(widths, reversed(arguments), strict=True):
             if width is not None and width.kind == "number" and width.text.isdigit() and int(width.text) > 0:
                 term = self._applied(canonical(f"{called}[{width.text}]"), other)
@@ -404,13 +410,13 @@ class _Reader:
         return _Term(column, result_type(transform, kind), transform)
 
 
-def _constant(op: Op, left: Given, right: Given) -> Expression | None:
-    """Of two literals: `1 = 1`."""
+def _constant(op: Op, left: SqlLiteral, right: SqlLiteral) -> Expression | None:
+    """The result of comparing two literals, such as `1 = 1`."""
     if left.kind == "null":
         return FALSE
     if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
         return None
-    values = [one.number() if one.kind == "number" else one.text for one in (left, right)]
+    values = [literal.number() if literal.kind == "number" else literal.text for literal in (left, right)]
     return Always(_CONSTANT[op](*values))
 
 
@@ -430,9 +436,9 @@ def _name(node: exp.Expr) -> str | None:
 
 
 def _split(pattern: str, escape: str | None) -> tuple[str, str]:
-    """What a LIKE pattern begins with, and the pattern from its first wildcard on.
+    """The prefix of a LIKE pattern, and the pattern from its first wildcard on.
 
-    A backslash escapes for Spark and is itself for Trino, unless ESCAPE says so: what follows one is not relied upon.
+    Without ESCAPE, a backslash escapes in Spark and is a literal in Trino: the text after it is not used.
     """
     prefix = []
     at = 0

@@ -1,7 +1,7 @@
-"""Literals of SQL, and whether they can stand beside a column of some type without an engine's say.
+"""SQL literals, and whether they can be compared with a column of some type independent of the engine.
 
-The rule kept here: a literal is fitted to a column only where every engine compares the two the same way. Otherwise it
-is Unfit, and the comparison is not used.
+A literal is converted for a column only if every engine compares the two the same way. Otherwise it is Unfit, and the
+comparison is not used.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ _TYPED = {
 
 
 class Unfit(Exception):
-    """Engines would convert one side or the other, each in its way."""
+    """Engines convert the literal or the column in different ways, so the comparison is not used."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """`kind`: null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz,
-    uuid. `text` is the value as it was written."""
+class SqlLiteral:
+    """An SQL literal with its written `text`.
+
+    `kind`: null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz,
+    uuid.
+    """
 
     kind: str
     text: str
@@ -56,27 +59,27 @@ class Given:
         return Decimal(self.text)
 
 
-def literal_of(node: exp.Expr | None) -> Given | None:
-    """None for what is no literal, or a cast of one whose result is not plain."""
+def literal_of(node: exp.Expr | None) -> SqlLiteral | None:
+    """None if the node is not a literal, or a cast of one with an unclear result."""
     match node:
         case exp.Paren():
             return literal_of(node.this)
         case exp.Null():
-            return Given("null", "")
+            return SqlLiteral("null", "")
         case exp.Boolean():
-            return Given("boolean", "true" if node.this else "false")
+            return SqlLiteral("boolean", "true" if node.this else "false")
         case exp.Literal():
             text = str(node.this)
             if node.is_string:
-                return Given("text", text)
-            return Given("double" if "e" in text.lower() else "number", text)
+                return SqlLiteral("text", text)
+            return SqlLiteral("double" if "e" in text.lower() else "number", text)
         case exp.Neg():
             inner = literal_of(node.this)
             if inner is None or inner.kind not in ("number", "double") or inner.text.startswith("-"):
                 return None
-            return Given(inner.kind, f"-{inner.text}")
+            return SqlLiteral(inner.kind, f"-{inner.text}")
         case exp.HexString():
-            return Given("bytes", str(node.this))
+            return SqlLiteral("bytes", str(node.this))
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
             return _cast(literal_of(node.this), node.to)
         case exp.Date() if len(list(node.iter_expressions())) == 1:
@@ -84,39 +87,39 @@ def literal_of(node: exp.Expr | None) -> Given | None:
     return None
 
 
-def _cast(given: Given | None, to: exp.DataType) -> Given | None:
+def _cast(given: SqlLiteral | None, to: exp.DataType) -> SqlLiteral | None:
     if given is None or given.kind == "null":
         return given
     kind, text, target = given.kind, given.text, to.this
     if target in _TYPED:
-        return Given(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
+        return SqlLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
     if target in (_Type.VARCHAR, _Type.TEXT):
         return given if kind == "text" and not to.expressions else None
     if kind not in ("number", "text") or _NUMBER.fullmatch(text) is None:
         return None
     if target in _WHOLE and _INTEGER.fullmatch(text):
-        return Given("number", text)
+        return SqlLiteral("number", text)
     if target is _Type.DOUBLE:
-        return Given("double", text)
+        return SqlLiteral("double", text)
     if target is _Type.DECIMAL:
-        return Given("number", text) if _within(text, to) else None
+        return SqlLiteral("number", text) if _within(text, to) else None
     return None
 
 
 def _within(text: str, to: exp.DataType) -> bool:
-    """Whether a cast to decimal leaves the number as it is."""
-    sizes = [int(one.name) for one in to.expressions if one.name.isdigit()]
+    """Whether a cast to decimal leaves the number unchanged."""
+    sizes = [int(size.name) for size in to.expressions if size.name.isdigit()]
     scale = sizes[1] if len(sizes) > 1 else 0
-    if not sizes:  # each engine has its own default; `DECIMAL '1.5'` has the literal's
+    if not sizes:  # the default differs between engines; `DECIMAL '1.5'` has the literal's scale
         return True
     whole, _, fraction = text.lstrip("+-").partition(".")
     return len(fraction.rstrip("0")) <= scale and len(whole.lstrip("0")) <= sizes[0] - scale
 
 
-def fitted(given: Given, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
-    """(the literal in JSON for a term of type `kind`, whether it is exactly that in the type). Raises Unfit.
+def fitted(given: SqlLiteral, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
+    """(the JSON literal for a term of type `kind`, whether it is exact in the type). Raises Unfit.
 
-    `origin` is taken off a number; the transform `day` takes days since 1970 as well as dates.
+    `origin` is subtracted from a number; the transform `day` accepts days since 1970 and dates.
     """
     name = base_name(kind)
     fit = _FITS.get(name)
@@ -131,34 +134,34 @@ def fitted(given: Given, kind: str, transform: str = IDENTITY, origin: int = 0) 
     return fit(given, kind)
 
 
-def _boolean(given: Given, _: str) -> tuple[object, bool]:
+def _boolean(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("boolean", "text") and given.text.lower() in ("true", "false"):
         return given.text.lower() == "true", True
     raise Unfit
 
 
-def _integer(given: Given, _: str) -> tuple[object, bool]:
+def _integer(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind == "number" or (given.kind == "text" and _INTEGER.fullmatch(given.text)):
         return given.text.strip(), True
     if given.kind == "double":
-        # Engines compare as doubles, which holds for integers that doubles can tell apart.
+        # Engines compare as doubles, which is exact for integers that doubles represent.
         value = float(given.text)
         if abs(value) < _EXACT_DOUBLE_MAX:
             return format(Decimal(value), "f"), True
     raise Unfit
 
 
-def _floating(given: Given, kind: str) -> tuple[object, bool]:
+def _floating(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind not in ("number", "double"):
         raise Unfit
     value = float(given.text)
     try:
         return given.text, round_to(kind, value) == value
-    except ValueError:  # beyond every float
+    except ValueError:  # beyond the range of floats
         return given.text, False
 
 
-def _decimal(given: Given, kind: str) -> tuple[object, bool]:
+def _decimal(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind == "number":
         return given.text, True
     if given.kind == "text" and _NUMBER.fullmatch(given.text):
@@ -179,7 +182,7 @@ def _exact(text: str) -> str:
     return format(number, "f")
 
 
-def _date(given: Given, _: str) -> tuple[object, bool]:
+def _date(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("text", "date") and (match := _DATE.fullmatch(given.text)):
         return match[1], True
     if given.kind in ("timestamp", "timestamptz"):
@@ -187,13 +190,13 @@ def _date(given: Given, _: str) -> tuple[object, bool]:
     raise Unfit
 
 
-def _time(given: Given, _: str) -> tuple[object, bool]:
+def _time(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("text", "time") and (match := _TIME.fullmatch(given.text)):
         return match[1], True
     raise Unfit
 
 
-def _timestamp(given: Given, kind: str) -> tuple[object, bool]:
+def _timestamp(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind == "date" and (match := _DATE.fullmatch(given.text)):
         return match[1], True
     if given.kind not in ("text", "timestamp", "timestamptz"):
@@ -204,7 +207,7 @@ def _timestamp(given: Given, kind: str) -> tuple[object, bool]:
     return text, True
 
 
-def _iso(given: Given) -> str:
+def _iso(given: SqlLiteral) -> str:
     match = _TIMESTAMP.fullmatch(given.text)
     if match is None:
         raise Unfit
@@ -216,19 +219,19 @@ def _iso(given: Given) -> str:
     return f"{match[1]}T{match[2] or '00:00:00'}{zone}"
 
 
-def _string(given: Given, _: str) -> tuple[object, bool]:
+def _string(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind == "text":
         return given.text, True
     raise Unfit
 
 
-def _uuid(given: Given, _: str) -> tuple[object, bool]:
+def _uuid(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("text", "uuid") and _UUID.fullmatch(given.text):
         return given.text, True
     raise Unfit
 
 
-def _bytes(given: Given, kind: str) -> tuple[object, bool]:
+def _bytes(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind != "bytes" or len(given.text) % 2:
         raise Unfit
     if base_name(kind) == "fixed" and len(given.text) != 2 * fixed_length(kind):

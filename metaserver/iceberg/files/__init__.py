@@ -1,1 +1,1 @@
-"""Parquet and Puffin, as far as their metadata is read here."""
+"""Readers of Parquet and Puffin metadata."""

@@ -1,8 +1,7 @@
-"""Budgets of bytes, for what is fetched and for what it takes once it is decoded.
+"""Budgets for fetched bytes and for the memory of decoded data.
 
-A small file can decode to a very large one: a dictionary repeats one value for every row, a compressed page of zeros
-grows a thousandfold. So whoever decodes a file takes the bytes from a budget before it allocates them, and stops where
-the budget ends.
+A small file can decode to a large one: a dictionary repeats one value for every row, and a compressed page of zeros
+grows a thousandfold. So a decoder charges a budget before it allocates memory, and stops at its limit.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ else:
 
 
 class Budget:
-    """Bytes that may still be taken. Threads may share one."""
+    """Remaining bytes. Threads may share a budget."""
 
     def __init__(self, limit_bytes: int, what: str) -> None:
-        """`what` says in a refusal what would take the bytes, after "it"."""
+        """`what` continues an error after "it": what would take the bytes."""
         self.limit_bytes = self._left = limit_bytes
         self._what = what
         self._lock = threading.Lock()
@@ -37,20 +36,20 @@ class Budget:
         return max(0, self._left)
 
     def take(self, size_bytes: int, path: str) -> None:
-        """Raises Unreadable, and takes nothing, where fewer are left."""
+        """Charges the bytes. Unreadable, without a charge, if fewer are left."""
         with self._lock:
             if size_bytes > self._left:
                 raise Unreadable(path, f"{self._what} more than {self.limit_bytes:,} bytes")
             self._left -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Of bytes that were taken: they are free again."""
+        """Returns bytes to the budget."""
         with self._lock:
             self._left += size_bytes
 
 
 class Part(Budget):
-    """What one piece of work takes from a budget; leaving the context gives all of it back."""
+    """The charges of one piece of work; leaving the context returns them."""
 
     def __init__(self, whole: Budget) -> None:
         self._whole = whole
@@ -81,8 +80,9 @@ def decoded_budget(limit_bytes: int) -> Budget:
 
 
 def expanded_bytes(array: pa.Array) -> int:
-    """Bytes of the values of an array whose rows share some (a dictionary, runs, views), once each row has its own.
-    Nothing is expanded to tell."""
+    """Memory of an array's values if each row had its own copy, for arrays whose rows share values (dictionaries, runs,
+    views). Computed without expansion.
+    """
     if pa.types.is_dictionary(array.type):
         return _expanded(array.dictionary, array.indices.drop_null())
     if pa.types.is_run_end_encoded(array.type):
@@ -94,17 +94,17 @@ def expanded_bytes(array: pa.Array) -> int:
 
 
 def _expanded(dictionary: pa.Array, rows: pa.Array) -> int:
-    found = _OFFSET_BYTES * len(rows)
+    size_bytes = _OFFSET_BYTES * len(rows)
     if len(dictionary) and len(rows):
-        found += int(_lengths(dictionary)[rows.to_numpy()].sum())
-    return found
+        size_bytes += int(_lengths(dictionary)[rows.to_numpy()].sum())
+    return size_bytes
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    """int64[n]: bytes of each."""
+    """int64[n]: the size of each value in bytes."""
     kind = values.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each, the first is the length
+        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each; the first is the length
         return views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
         lengths = pc.fill_null(pc.binary_length(values), 0)
@@ -112,7 +112,7 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
         return found
     try:
         width = kind.bit_width // 8 + 1
-    except ValueError:  # nested: no index is made of it
+    except ValueError:  # nested types, which are not indexed
         width = int(values.nbytes)
     return np.full(len(values), width, dtype=np.int64)
 

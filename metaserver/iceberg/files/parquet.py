@@ -1,8 +1,7 @@
-"""Where the columns of a Parquet file are, by Iceberg field id (spec: "Column Projection"). Pure.
+"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). Pure.
 
-The rule it keeps: a column is the one that carries the id, whatever it is called, or it is not there. Where two carry
-it, or a name leads to two, it is in doubt (`InDoubt`), and the caller, who knows the file, names it. Names and defaults
-for what is not there are left to readers.
+A column is identified by its field id, under any name. If two columns have the id, or a path is ambiguous, `InDoubt` is
+raised, and the caller adds the file's path. Readers handle names and defaults of missing columns.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ else:
     pc = Deferred("pyarrow.compute")
 
 FIELD_ID = b"PARQUET:field_id"
-"""Under which Arrow keeps the ids of a Parquet schema in the metadata of its fields."""
+"""The key of field ids in the metadata of Arrow fields."""
 
 Place: TypeAlias = tuple[str, ...]
 """The path of names to a column."""
 
 
 class Unreadable(Exception):
-    """What a file says is not known: `reason`, for people."""
+    """The content of a file cannot be determined, for `reason`."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -36,53 +35,53 @@ class Unreadable(Exception):
 
 
 class InDoubt(ValueError):
-    """Says what is in doubt, of a file that "it" stands for."""
+    """An ambiguous column; the message refers to the file as "it"."""
 
 
 def id_of(field: pa.Field) -> int | None:
-    """The field id of one column. ValueError for one that is no number."""
-    found = None if field.metadata is None else field.metadata.get(FIELD_ID)
-    return None if found is None else int(found)
+    """The field id of a column. ValueError if it is not a number."""
+    field_id = None if field.metadata is None else field.metadata.get(FIELD_ID)
+    return None if field_id is None else int(field_id)
 
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
-    """Whether any column that is not inside a list or map has one."""
+    """Whether any column outside lists and maps has a field id."""
     return next(_by_id(fields), None) is not None
 
 
-def places_of(fields: Iterable[pa.Field], wanted: Iterable[int]) -> dict[int, Place]:
-    """Of the wanted columns those that are there, by id; columns inside a list or map are not. InDoubt."""
-    found: dict[int, list[Place]] = {column_id: [] for column_id in wanted}
+def places_of(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, Place]:
+    """The paths of these columns, by id, without missing columns and columns inside lists and maps. Raises InDoubt."""
+    places: dict[int, list[Place]] = {column_id: [] for column_id in column_ids}
     for column_id, place in _by_id(fields):
-        if column_id in found:
-            found[column_id].append(place)
-    for column_id, there in found.items():
-        if len(there) > 1:
-            raise InDoubt(f"it has {len(there)} columns that may be column {column_id}")
-    return {column_id: there[0] for column_id, there in found.items() if there}
+        if column_id in places:
+            places[column_id].append(place)
+    for column_id, matches in places.items():
+        if len(matches) > 1:
+            raise InDoubt(f"it has {len(matches)} columns that may be column {column_id}")
+    return {column_id: matches[0] for column_id, matches in places.items() if matches}
 
 
 def _by_id(fields: Iterable[pa.Field], path: Place = ()) -> Iterator[tuple[int, Place]]:
-    for one in fields:
-        place = (*path, one.name)
-        column_id = id_of(one)
+    for field in fields:
+        place = (*path, field.name)
+        column_id = id_of(field)
         if column_id is not None:
             yield column_id, place
-        if pa.types.is_struct(one.type):
-            yield from _by_id(list(one.type), place)
+        if pa.types.is_struct(field.type):
+            yield from _by_id(list(field.type), place)
 
 
 def dotted(places: Iterable[Place]) -> list[str]:
-    """As pyarrow wants to be told which columns to read."""
+    """The column paths in pyarrow's form."""
     return sorted({".".join(place) for place in places})
 
 
 def column_of(table: pa.Table, place: Sequence[str]) -> pa.ChunkedArray:
-    """By place, not by name: a name may hold a dot, and then another column was read along with it. InDoubt."""
+    """Selects by path, because a name may contain a dot, and then another column was also read. Raises InDoubt."""
     top: Any = [number for number, name in enumerate(table.column_names) if name == place[0]]
     if len(top) != 1:
         raise InDoubt(f"it has {len(top)} columns named {place[0]!r}")
     column = table.column(top[0])
     for name in place[1:]:
-        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null where the struct is
+        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null if the struct is null
     return column

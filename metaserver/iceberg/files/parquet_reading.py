@@ -1,11 +1,11 @@
-"""Columns of Parquet files, decoded within a budget of bytes.
+"""Reads columns of Parquet files within a budget of bytes.
 
-The rule it keeps: nothing is decoded before it is known how many bytes it takes, and the footer is not believed. The
-headers of the pages say what they inflate to (Parquet: "Data Pages"), and pyarrow allocates what they say. Columns of
-strings are read as dictionaries, so a value that is repeated stays one value. Where pyarrow has no dictionaries
-(delta encodings, which also repeat), few rows are decoded at a time, and each batch is taken from the budget.
+The memory of a page is known before it is decoded, and the footer is not trusted: page headers state the inflated sizes
+(Parquet: "Data Pages"), which pyarrow allocates. String columns are read as dictionaries, so that a repeated value is
+stored once. If pyarrow has no dictionary (delta encodings, which also repeat values), few rows are decoded at a time,
+and each batch is charged to the budget.
 
-Unreadable where the budget ends, for a column inside a list, and for pages that are not as their headers say.
+Unreadable if the budget is exhausted, for a column inside a list, and for pages that contradict their headers.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ PAGES_MAX = 100_000
 """Of one column chunk."""
 BATCH_ROWS_MAX = 65_536
 _COPIES = 8
-"""While a batch is decoded its values are in memory twice, in buffers that grow by doubling."""
+"""A batch is in memory twice while it is decoded, in buffers that double in size."""
 TAIL_BYTES = 64 << 10
-"""pyarrow begins with so many bytes of the file's end."""
+"""pyarrow first reads this many bytes at the file's end."""
 _FOOTER_END = 8
 """The footer's length and the magic number."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
-# parquet.thrift: fields of PageHeader; the first one of each data page's header is how many values it has.
+# parquet.thrift: fields of PageHeader; the first field of a data page's header is its number of values.
 _TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
 _OFFSET = 8
 """Bytes of the offset or the index of a string."""
 _FIXED_MIN = 16
-"""Bytes of a value of fixed width in memory: the widest number, a decimal."""
+"""Memory of a fixed-width value: the widest number, a decimal."""
 _WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
 """Logical types of byte arrays."""
 
@@ -62,19 +62,19 @@ class _Pages(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """A column of the file that is read."""
+    """A column of the file to read."""
 
     number: int
     path: str
     width: int
-    """Bytes of one value in memory, without those of the heap."""
+    """Memory of one value, without the heap."""
     by_dictionary: bool
     expands: bool
-    """Whether pyarrow repeats values of any length in memory."""
+    """Whether pyarrow expands repeated values of any length."""
 
 
 class BoundedParquet:
-    """An open file, of which columns are read within a budget. For one thread."""
+    """An open file whose columns are read within a budget. For one thread."""
 
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
@@ -87,21 +87,23 @@ class BoundedParquet:
         return self._file.schema_arrow
 
     def columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
-        """Whole columns, by id. Strings are dictionaries, unified. What they take stays taken from the budget."""
-        found: dict[int, list[pa.Array]] = {one: [] for one in places}
+        """Whole columns by id, strings as unified dictionaries. Their memory stays charged to the budget."""
+        chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in places}
         for _, table, _ in self._tables(places, None):
-            for one, place in places.items():
-                found[one] += column_of(table, place).chunks
-        return {one: self._chunked(found[one], places[one]).unify_dictionaries() for one in places}
+            for column_id, place in places.items():
+                chunks[column_id] += column_of(table, place).chunks
+        return {
+            column_id: self._chunked(chunks[column_id], places[column_id]).unify_dictionaries() for column_id in places
+        }
 
     def plain_columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
-        """As `columns`, without dictionaries."""
-        found = self.columns(places) if places else {}
-        plain = {one: [self._plain(chunk) for chunk in column.chunks] for one, column in found.items()}
+        """The same as `columns`, without dictionaries."""
+        columns = self.columns(places) if places else {}
+        plain = {one: [self._plain(chunk) for chunk in column.chunks] for one, column in columns.items()}
         return {one: self._chunked(chunks, places[one]) for one, chunks in plain.items()}
 
     def columns_at(self, places: Mapping[int, Place], rows: Longs) -> dict[int, pa.ChunkedArray]:
-        """The columns of some rows of the file, int64[n] ascending; without dictionaries."""
+        """The columns of some rows of the file, int64[n] ascending, without dictionaries."""
         found: dict[int, list[pa.Array]] = {one: [] for one in places}
         for start, table, cost in self._tables(places, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
@@ -128,7 +130,7 @@ class BoundedParquet:
         return pa.chunked_array([], type=kind)
 
     def _tables(self, places: Mapping[int, Place], rows: Longs | None) -> Iterator[tuple[int, pa.Table, int]]:
-        """(its first row, columns, bytes taken) of each row group, or of those that hold one of the rows."""
+        """(first row, columns, charged bytes) of each row group, or of those with one of the rows."""
         names = dotted(places.values())
         leaves = self._leaves(names)
         repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
@@ -152,16 +154,20 @@ class BoundedParquet:
     def _table(
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
-        """A row group, and the bytes that it has taken from the budget."""
+        """(a row group, the bytes charged for it)."""
         group = file.metadata.row_group(number)
         pages = [self._pages(group.column(leaf.number)) for leaf in leaves]
-        cost = sum(one.plain_bytes for one in pages) + group.num_rows * sum(leaf.width for leaf in leaves)
+        cost = sum(column_pages.plain_bytes for column_pages in pages) + group.num_rows * sum(
+            leaf.width for leaf in leaves
+        )
         self._budget.take(cost, self._path)
         if not any(leaf.expands for leaf in leaves):
             table = file.read_row_group(number, columns=names, use_threads=False)
             self._budget.take(max(0, table.nbytes - cost), self._path)
             return table, max(cost, table.nbytes)
-        largest = max(1, *(one.largest_bytes for leaf, one in zip(leaves, pages, strict=True) if leaf.expands))
+        largest = max(
+            1, *(column_pages.largest_bytes for leaf, column_pages in zip(leaves, pages, strict=True) if leaf.expands)
+        )
         size = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_COPIES * largest)))
         batches = []
         for batch in file.iter_batches(size, row_groups=[number], columns=names, use_threads=False):
@@ -171,7 +177,7 @@ class BoundedParquet:
         return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
 
     def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
-        """Those that pyarrow reads by these names: it takes all that is inside a column of that name."""
+        """The leaf columns that pyarrow reads for these names, including everything inside a column."""
         schema, found = self._file.metadata.schema, []
         for number in range(len(schema)):
             column = schema.column(number)
@@ -188,11 +194,11 @@ class BoundedParquet:
         return found
 
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
-        """Whether pyarrow can read a column of byte arrays as dictionaries."""
+        """Whether pyarrow can read a byte array column as a dictionary."""
         if column.logical_type.type not in _WITH_DICTIONARIES:
             return False
         metadata = self._file.metadata
-        groups = (metadata.row_group(one).column(number).encodings for one in range(metadata.num_row_groups))
+        groups = (metadata.row_group(group).column(number).encodings for group in range(metadata.num_row_groups))
         return not any("DELTA" in encoding for encodings in groups for encoding in encodings)
 
     def _pages(self, chunk: pq.ColumnChunkMetaData) -> _Pages:
@@ -206,12 +212,14 @@ class BoundedParquet:
         try:
             return page_sizes(data, chunk.num_values)
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise Unreadable(self._path, f"the pages of its columns cannot be told apart: {error}") from None
+            raise Unreadable(self._path, f"its page headers cannot be read: {error}") from None
 
 
 def page_sizes(data: bytes, values: int) -> _Pages:
-    """Of a column chunk with so many values, by the headers of its pages, as far as pyarrow reads. ValueError, KeyError
-    or TypeError for bytes that are no pages."""
+    """Page sizes of a column chunk with this many values, according to its page headers, as far as pyarrow reads.
+
+    ValueError, KeyError or TypeError for invalid headers.
+    """
     at = seen = count = total = largest = 0
     view = memoryview(data)
     while seen < values and at < len(data):
@@ -232,13 +240,13 @@ def page_sizes(data: bytes, values: int) -> _Pages:
 
 
 def _footer_weight(source: pa.NativeFile, path: str, most: int) -> int:
-    """About how many bytes pyarrow takes for the footer; 0 for a short one. Unreadable for one that is longer than what
-    is read, or takes more than `most`."""
+    """About how many bytes pyarrow needs to decode the footer; 0 for a short one. Unreadable if the footer exceeds the
+    limit, or decodes to more than `most` bytes."""
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
     length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
-    if FOOTER_LIMIT_BYTES < length <= size:  # a longer one pyarrow refuses itself
-        raise Unreadable(path, f"its footer has {length:,} bytes; at most {FOOTER_LIMIT_BYTES:,} are read")
+    if FOOTER_LIMIT_BYTES < length <= size:  # pyarrow rejects a longer one itself
+        raise Unreadable(path, f"its footer has {length:,} bytes; the limit is {FOOTER_LIMIT_BYTES:,} bytes")
     if not FOOTER_FREE_BYTES < length <= size - _FOOTER_END:
         return 0
     footer = source.read_at(length, size - _FOOTER_END - length)

@@ -1,11 +1,11 @@
-"""Puffin files: named blobs and a footer that says where each lies (Iceberg's Puffin spec, version 1). Pure.
+"""Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1). Pure.
 
     PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4 bytes), PFA1
 
-Writing hands out parts, one after the other, so that a blob of gigabytes is neither copied nor held. A reader takes
-the end of a file first: `footer_size_bytes` says how much of it, `read_footer` what it holds; then it reads the blobs
-that it wants, by range. Nothing in the file is believed: offsets are held against its size, inflated sizes against a
-limit, and whatever does not fit is Corrupt, naming the file.
+The writer yields parts, so that a large blob is neither copied nor held in memory. A reader first reads the end of the
+file: `footer_size_bytes` returns the footer's size, `read_footer` its content; then it reads blobs by range. Input is
+untrusted: offsets are checked against the file size, inflated sizes against a limit, and a violation is Corrupt with
+the file's location.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ import pyarrow as pa
 from metaserver.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
-"""Bytes to be written: contiguous, of itemsize 1."""
+"""Contiguous bytes to write, with itemsize 1."""
 
 MAGIC = b"PFA1"
 TAIL_BYTES = 12
-"""The end of a file that tells the size of the footer."""
+"""The size of the file's end with the footer's size."""
 FOOTER_LIMIT_BYTES = 64 << 20
-"""Footers are a few hundred bytes a blob; one that claims more than this is damaged or hostile."""
+"""A footer has a few hundred bytes per blob; one that states more is damaged or malicious."""
 NO_SNAPSHOT = -1
-"""Snapshot id and sequence number of a blob that is not of one snapshot, as the spec asks for deletion vectors."""
+"""Snapshot id and sequence number of a blob that belongs to no snapshot, which the spec defines for deletion
+vectors.
+"""
 
 _TAIL = struct.Struct("<iI4s")
 _COMPRESSED = 1
 
 
 class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """A blob as the footer tells of it. `offset` and `length` are in bytes of the file, compressed as it is there."""
+    """A blob's entry in the footer. `offset` and `length` are bytes in the file, compressed if the blob is."""
 
     type: str
     fields: tuple[int, ...]
@@ -54,8 +56,9 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A blob to be written; its bytes are `parts`, one after the other, taken when it is its turn. `codec` is None or
-    "zstd"."""
+    """A blob to write; its bytes are the concatenated `parts`, consumed when it is written. `codec` is None or
+    "zstd".
+    """
 
     type: str
     parts: Iterable[Part]
@@ -67,7 +70,7 @@ class Blob:
 
 
 def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterator[Part]:
-    """A file, part by part. Blobs lie in the given order, without gaps; a plain one is passed on as it comes."""
+    """A file as parts. Blobs are in the given order, without gaps; uncompressed parts are passed on unchanged."""
     yield MAGIC
     at = len(MAGIC)
     written = []
@@ -100,20 +103,20 @@ def _compressed(blob: Blob) -> bytes:
 
 
 def footer_size_bytes(tail: Part, location: str) -> int:
-    """How many bytes at the end of a file are its footer. `tail` is its last TAIL_BYTES or more."""
+    """The footer's size at the end of a file. `tail`: its last TAIL_BYTES or more."""
     size, flags, magic = _tail(tail, location)
     if magic != MAGIC:
-        raise Corrupt(f"{location}: does not end as a Puffin file does")
+        raise Corrupt(f"{location}: does not end with Puffin's magic bytes")
     if flags & ~_COMPRESSED:
-        raise Corrupt(f"{location}: the footer has flags {flags:#x}, of which only 0x1 is known")
+        raise Corrupt(f"{location}: the footer has flags {flags:#x}, of which only 0x1 is supported")
     if not 0 < size <= FOOTER_LIMIT_BYTES:
-        raise Corrupt(f"{location}: the footer claims {size} bytes")
+        raise Corrupt(f"{location}: the footer states an invalid size of {size} bytes")
     return len(MAGIC) + size + TAIL_BYTES
 
 
 def _tail(tail: Part, location: str) -> tuple[int, int, bytes]:
     if len(tail) < TAIL_BYTES:
-        raise Corrupt(f"{location}: {len(tail)} bytes are no Puffin file")
+        raise Corrupt(f"{location}: {len(tail)} bytes are not a Puffin file")
     size, flags, magic = _TAIL.unpack_from(tail, len(tail) - TAIL_BYTES)
     return size, flags, magic
 
@@ -126,23 +129,23 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
         raise Corrupt(f"{location}: a footer of {needed} bytes does not fit into {min(len(tail), file_size)}")
     footer = memoryview(tail)[len(tail) - needed :]
     if footer[: len(MAGIC)] != MAGIC:
-        raise Corrupt(f"{location}: the footer does not begin as one")
+        raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
     payload = footer[len(MAGIC) : -TAIL_BYTES]
     if _tail(tail, location)[1] & _COMPRESSED:
         payload = memoryview(_inflated(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
-        found = msgspec.json.decode(payload, type=Footer)
+        decoded = msgspec.json.decode(payload, type=Footer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{location}: the footer cannot be read: {error}") from None
-    for blob in found.blobs:
+    for blob in decoded.blobs:
         if blob.offset < len(MAGIC) or blob.length < 0 or blob.offset + blob.length > start:
             claim = f"{blob.length} bytes at {blob.offset}"
             raise Corrupt(f"{location}: blob {blob.type!r} claims {claim}, and the footer begins at {start}")
-    return found
+    return decoded
 
 
 def _inflated(stored: Part, limit_bytes: int, what: str) -> bytes:
-    """One LZ4 frame and nothing else. Streamed: the content size in its header is a claim, too."""
+    """Inflates exactly one LZ4 frame. Streamed, because the content size in its header is untrusted."""
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:
             inflated = bytes(stream.read(limit_bytes + 1))

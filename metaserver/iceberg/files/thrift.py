@@ -1,11 +1,11 @@
-"""Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding"), read without a description and written
-as it was: Parquet's footers, page headers and page indexes are such structures.
+"""Reader and writer of Thrift's compact protocol (Apache Thrift, "Thrift Compact protocol encoding") without a schema:
+Parquet's footers, page headers and page indexes are such structures.
 
-A structure is a dict of field id → (type, value), in the order of the file; a list is (type, values). A footer can be
-changed in one field and keep all others, those of later versions of Parquet too. Libraries want a description, and drop
-what it does not name.
+A structure is a dict of field id → (type, value), in the order of the file; a list is (type, values). So one field of a
+footer can be changed and all others kept, including those of later Parquet versions. Libraries require a schema, and
+drop unknown fields.
 
-ValueError for bytes that are no such structure.
+ValueError for invalid bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _DEPTH_MAX = 64
 
 
 def read(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
-    """A structure that begins at `at`, and where it ends."""
+    """(the structure at `at`, its end)."""
     try:
         return _struct(memoryview(data), at, 0)
     except (IndexError, KeyError, struct.error) as error:
-        raise ValueError(f"this is no Thrift structure: {error!r}") from None
+        raise ValueError(f"invalid Thrift structure: {error!r}") from None
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def _binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
 
 def _taken(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
     if size > len(data) - at:
-        raise ValueError(f"{size} bytes at {at} are more than there are")
+        raise ValueError(f"{size} bytes at {at} exceed the data")
     return bytes(data[at : at + size]), at + size
 
 
@@ -71,8 +71,8 @@ def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]],
     size, kind = head >> 4, head & 15
     if size == 15:
         size, at = _varint(data, at)
-    if size > len(data) - at:  # each takes a byte at least
-        raise ValueError(f"a list of {size} at {at} is longer than the bytes")
+    if size > len(data) - at:  # each takes at least a byte
+        raise ValueError(f"a list of {size} at {at} exceeds the data")
     read_one = _byte if kind in (TRUE, FALSE) else _READERS[kind]
     values = []
     for _ in range(size):
@@ -193,7 +193,7 @@ class _Weighing:
 
 
 def write(fields: Fields) -> bytes:
-    """What `read` reads as the same."""
+    """Encodes the fields, as `read` decodes them."""
     out = bytearray()
     _put_struct(out, fields)
     return bytes(out)

@@ -1,10 +1,9 @@
-"""The container of an Avro object file (Avro 1.12 specification, "Object Container Files"), as manifests use it.
+"""Reader of Avro object container files (Avro 1.12 specification, "Object Container Files"), for manifests.
 
-A header with the writer's schema, then blocks of rows, each compressed on its own and closed by the file's sync marker.
-This file takes the container apart and inflates the blocks into one piece of memory, the *heap*; what the rows mean is
-`_manifest.pyx`'s. Nothing in the file is believed: every length is held against the bytes that are there, and the
-inflated size against a limit, so that hostile input costs no more than honest input of its size. Inflating releases
-the GIL.
+A file has a header with the writer's schema, then blocks of rows, each compressed separately and followed by the sync
+marker. This module parses the container and inflates the blocks into one buffer, the *heap*; `_manifest.pyx` decodes
+the rows. Input is untrusted: every length is checked against the available bytes, and the inflated size against a
+limit, so that malicious input costs at most as much as valid input of its size. Inflating releases the GIL.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ _SYNC_BYTES = 16
 _ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub takes the class for one of it
 
 _Inflate: TypeAlias = Callable[[memoryview, int], bytes | memoryview]
-"""(compressed block, limit in bytes) -> the block. Raises OverflowError when it is larger than the limit."""
+"""(compressed block, limit in bytes) -> the block. OverflowError if it exceeds the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
     metadata: dict[str, str]
-    """The header's entries that are UTF-8 text; `avro.schema` is always there."""
+    """Header entries that are UTF-8 text; `avro.schema` is always present."""
     heap: NDArray[np.uint8]
-    """All blocks, inflated, one after the other."""
+    """All inflated blocks, concatenated."""
     edges: NDArray[np.int64]
     """Block i is heap[edges[i]:edges[i + 1]]; shape (blocks + 1,)."""
     counts: NDArray[np.int64]
-    """Rows that each block claims to hold; not negative, otherwise unchecked."""
+    """The row count that each block states; not negative, otherwise unchecked."""
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
-    """Take a whole file apart. Raises Corrupt naming `location` for anything that the specification does not allow."""
+    """Parses a whole file. Corrupt with `location` for anything that violates the specification."""
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
-        raise reader.corrupt("does not begin as an Avro file does")
+        raise reader.corrupt("does not start with Avro's magic bytes")
     metadata = _metadata(reader)
     if "avro.schema" not in metadata:
         raise reader.corrupt("has no schema in its header")
@@ -85,7 +84,7 @@ def _joined(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8
 
 
 class _Reader:
-    """A cursor over the file that never leaves it."""
+    """A bounds-checked cursor over the file."""
 
     def __init__(self, data: memoryview, location: str) -> None:
         self._data = data
@@ -118,7 +117,7 @@ class _Reader:
                 self._at += shift // 7
                 return (value >> 1) ^ -(value & 1)
         if shift == 70:
-            raise self.corrupt(f"{what} at {self._at} is no 64-bit number")
+            raise self.corrupt(f"{what} at {self._at} is not a 64-bit number")
         raise self.corrupt(f"ends in the middle of {what}")
 
     def length(self, what: str) -> int:
@@ -129,20 +128,20 @@ class _Reader:
 
 
 def _metadata(reader: _Reader) -> dict[str, str]:
-    """The header's map of strings to bytes. Entries that are not text are left out: nobody here asks for one."""
-    found: dict[str, str] = {}
+    """The header's map of strings to bytes. Entries that are not text are omitted, because none is used."""
+    entries: dict[str, str] = {}
     while count := reader.long("the header's entry count"):
-        if count < 0:  # then its size in bytes follows, which only a reader that skips needs
+        if count < 0:  # then the block's size in bytes follows, which only readers that skip need
             count = -count
             reader.length("the header's size")
-        for _ in range(count):  # every entry takes bytes, so the end of the file ends a count that is too large
+        for _ in range(count):  # every entry takes bytes, so the end of the file bounds an invalid count
             key = bytes(reader.take(reader.length("a key's length"), "a key of the header"))
             value = bytes(reader.take(reader.length("a value's length"), "a value of the header"))
             try:
-                found[key.decode()] = value.decode()
+                entries[key.decode()] = value.decode()
             except UnicodeDecodeError:
                 continue
-    return found
+    return entries
 
 
 def _plain(block: memoryview, limit: int) -> memoryview:
@@ -157,17 +156,17 @@ def _deflate(block: memoryview, limit: int) -> bytes:
     if len(inflated) > limit:
         raise OverflowError
     if not inflater.eof:
-        raise EOFError("the compressed data end too early")
+        raise EOFError("the compressed data are truncated")
     return inflated
 
 
-# pyarrow is looked up when a block needs it: it costs each process a tenth of a second and 40 MB, and almost every
-# manifest is deflated.
+# pyarrow is imported on first use: it costs each process a tenth of a second and 40 MB, and nearly all manifests use
+# deflate.
 def _zstandard(block: memoryview, limit: int) -> bytes:
     pyarrow = importlib.import_module("pyarrow")
     pieces: list[bytes] = []
     size = 0
-    # A stream, because Java's writers leave the inflated size out of the frame.
+    # As a stream, because Java's writers omit the inflated size from the frame.
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(block), "zstd") as stream:
         while piece := stream.read(max(65_536, 4 * len(block))):
             pieces.append(piece)
@@ -178,7 +177,7 @@ def _zstandard(block: memoryview, limit: int) -> bytes:
 
 
 def _snappy(block: memoryview, limit: int) -> bytes:
-    """Snappy's own block format, then four bytes: the big-endian CRC32 of the inflated data."""
+    """Snappy's block format, followed by the big-endian CRC32 of the inflated data."""
     if len(block) < 5:
         raise EOFError("a snappy block has at least 5 bytes")
     packed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
@@ -198,6 +197,6 @@ def _snappy(block: memoryview, limit: int) -> bytes:
 
 
 _SNAPPY_RATIO_MAX = 22
-"""A copy of 64 bytes, the longest, takes three."""
+"""A copy of 64 bytes, the maximum, takes three."""
 
 _CODECS: dict[str, _Inflate] = {"null": _plain, "deflate": _deflate, "snappy": _snappy, "zstandard": _zstandard}

@@ -1,9 +1,9 @@
-"""A writer's Avro schema, made into the program that reads what is wanted of its rows and steps over the rest.
+"""Compiles a writer's Avro schema to a program that reads the requested fields of its rows and skips the others.
 
-Iceberg names fields by id (spec: Appendix A, "Avro"): a record's fields carry `field-id`, whatever they are called.
-Where a writer left the ids out, the standard name counts. What is wanted is a tree of the classes below; a field that
-the writer's schema has not, or gives Avro's null type, simply gets no column. A field of a type that it cannot have
-is Corrupt: guessing there would be a wrong answer.
+Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any name. Without
+ids the standard name is used. The request is a tree of the classes below; a field that the writer's schema lacks, or
+that has Avro's null type, gets no column. A field of an invalid type is Corrupt, because guessing could give a wrong
+answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEPTH_MAX = 64
 _NODES_MAX = 20_000
 
 _WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
-"""Fewest bytes of a value."""
+"""Minimum number of bytes of a value."""
 _FIXED_WIDTH = ("boolean", "float", "double", "fixed")
 
 
@@ -31,12 +31,12 @@ class Long:
 
     name: str
     scratch: bool = False
-    """Of a group's element, not of the row."""
+    """Whether it is a field of a group's element, not of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number or boolean of which every value means something: a column of int64 with lengths of 1, or -1 for null."""
+    """A number or boolean with no reserved value: a column of int64 with lengths of 1, or -1 for null."""
 
     name: str
     scratch: bool = False
@@ -63,7 +63,7 @@ Leaf: TypeAlias = Long | Value | Double | Text
 
 @dataclass(frozen=True, slots=True)
 class ByColumn:
-    """A map by column id, as Iceberg lays out maps whose keys are no strings: an array of records of key and value."""
+    """A map by column id, which Iceberg encodes as an array of records of key and value."""
 
     name: str
     key_id: int
@@ -73,7 +73,7 @@ class ByColumn:
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """A list, of numbers (one field, its id unused) or of records."""
+    """A list of numbers (one field, its id unused) or of records."""
 
     name: str
     fields: tuple[tuple[int, str, Leaf], ...]
@@ -82,16 +82,16 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A record of a manifest's own making: all fields are wanted, with the types they have."""
+    """A record that each manifest defines: all of its fields are read, with their types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordReader:
     fields: Mapping[int, tuple[str, Wanted]]
-    """By field id: the standard name, and what is wanted of it."""
+    """By field id: the standard name, and how to read the field."""
     required: tuple[int, ...] = ()
     status: str | None = None
-    """The number that tells which rows are dropped, those where it is DELETED."""
+    """The status field, by which rows with status DELETED are dropped."""
 
 
 Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
@@ -102,42 +102,42 @@ class PartitionFieldColumn:
     name: str
     field_id: int | None
     type: str
-    """Avro's: boolean, int, long, float, double, bytes, string, fixed; null where there is never a value."""
+    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if there is never a value."""
     logical: str | None
     column: int | None
-    """Of the program; None for type null."""
+    """Index in the program; None for type null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     program: Program
     columns: dict[str, int]
-    """By name, for the fields that the writer's schema has: numbers, texts, and the element counts of lists."""
+    """By name, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
     groups: dict[str, int]
     partition: tuple[PartitionFieldColumn, ...]
 
 
-def compile_schema(schema: str, wanted: RecordReader) -> Compiled:
-    """The program that reads `wanted` of rows of the writer's `schema`.
+def compile_schema(schema: str, requested: RecordReader) -> Compiled:
+    """The program that reads `wanted` from rows of the writer's `schema`.
 
-    Raises Corrupt when the schema is none, or its rows are not what is wanted. Only the caller can name the file.
+    Corrupt if the schema is invalid or its rows do not have the requested fields. The caller adds the file.
     """
     try:
         parsed = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Corrupt(f"its Avro schema is not JSON: {error}") from error
     compiler = _Compiler()
-    root = compiler.value(parsed, wanted, _Place("", "the row", 0))
+    root = compiler.value(parsed, requested, _Place("", "the row", 0))
     if compiler.nodes[root][0] != "record" or not compiler.least[root]:
-        raise Corrupt("its Avro schema: rows are not records that hold anything")
-    if wanted.status is not None and wanted.status not in compiler.columns:
-        raise Corrupt(f"its Avro schema: {wanted.status} is always null")
+        raise Corrupt("its Avro schema: rows are not records with fields")
+    if requested.status is not None and requested.status not in compiler.columns:
+        raise Corrupt(f"its Avro schema: {requested.status} is always null")
     program = Program(
         compiler.nodes,
         compiler.names,
         compiler.column_kinds,
         compiler.group_rows,
-        compiler.columns[wanted.status] if wanted.status is not None else -1,
+        compiler.columns[requested.status] if requested.status is not None else -1,
         compiler.least[root],
     )
     return Compiled(program, compiler.columns, compiler.groups, tuple(compiler.partition))
@@ -145,13 +145,13 @@ def compile_schema(schema: str, wanted: RecordReader) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the schema a type stands."""
+    """A position in the schema."""
 
     namespace: str
     field: str
     depth: int
     within: tuple[str, ...] = ()
-    """Named types around it: one that contains itself is refused."""
+    """Enclosing named types: a type that contains itself is rejected."""
 
     def below(self, field: str | None = None) -> _Place:
         return _Place(self.namespace, field or self.field, self.depth + 1, self.within)
@@ -162,7 +162,7 @@ class _Compiler:
     nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     least: list[int] = field(default_factory=list)
-    """For each node the fewest bytes of its value; 0 only for values that never take any."""
+    """For each node the minimum size of its value; 0 only for values that never take bytes."""
     column_kinds: list[str] = field(default_factory=list)
     columns: dict[str, int] = field(default_factory=dict)
     group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
@@ -182,16 +182,16 @@ class _Compiler:
         return len(self.nodes) - 1
 
     def column(self, name: str, kind: str, place: _Place) -> int:
-        """The column of that name, made when it is asked for first: branches of one union share it."""
-        found = self.columns.setdefault(name, len(self.column_kinds))
-        if found == len(self.column_kinds):
+        """The column of that name, created on first use: branches of one union share it."""
+        column = self.columns.setdefault(name, len(self.column_kinds))
+        if column == len(self.column_kinds):
             self.column_kinds.append(kind)
-        elif self.column_kinds[found] != kind:
-            raise self.corrupt(place, "a union mixes types that do not go together")
-        return found
+        elif self.column_kinds[column] != kind:
+            raise self.corrupt(place, "a union mixes incompatible types")
+        return column
 
     def resolve(self, schema: Any, place: _Place) -> tuple[str, Any, _Place]:
-        """(type, the schema's object, its place), with names looked up and wrappers taken off."""
+        """(type, the schema's object, its position), with names resolved and wrappers removed."""
         while True:
             if place.depth > _DEPTH_MAX:
                 raise self.corrupt(place, f"nested deeper than {_DEPTH_MAX}")
@@ -231,23 +231,23 @@ class _Compiler:
             return name, name.rpartition(".")[0]
         return (f"{namespace}.{name}" if namespace else name), namespace
 
-    def value(self, schema: Any, wanted: Wanted | None, place: _Place) -> int:
-        """Add the node of a value and of all in it; its index."""
+    def value(self, schema: Any, requested: Wanted | None, place: _Place) -> int:
+        """Adds the node of a value and of its children; returns its index."""
         kind, schema, place = self.resolve(schema, place)
         if kind == "union":
-            return self.union(schema, wanted, place)
+            return self.union(schema, requested, place)
         if kind == "null":
             return self.add("null", place, 0)
-        if isinstance(wanted, Leaf):
-            return self.leaf(kind, schema, wanted, place)
-        if isinstance(wanted, ByColumn | Elements):
+        if isinstance(requested, Leaf):
+            return self.leaf(kind, schema, requested, place)
+        if isinstance(requested, ByColumn | Elements):
             if kind != "array":
                 raise self.corrupt(place, f"a list is expected, not {kind}")
-            return self.group(schema, wanted, place)
-        if isinstance(wanted, RecordReader | PartitionRecord) and kind != "record":
+            return self.group(schema, requested, place)
+        if isinstance(requested, RecordReader | PartitionRecord) and kind != "record":
             raise self.corrupt(place, f"a record is expected, not {kind}")
         if kind == "record":
-            return self.record(schema, wanted, place)
+            return self.record(schema, requested, place)
         if kind in ("array", "map"):
             item = self.value(schema.get("items" if kind == "array" else "values"), None, place.below())
             if kind == "map":  # the key's length comes first
@@ -257,7 +257,7 @@ class _Compiler:
         return self.add(kind, place, size if kind in _FIXED_WIDTH else 1, size=size)
 
     def size(self, kind: str, schema: Any, place: _Place) -> int:
-        """Bytes of a type of fixed width, symbols of an enum, else 0."""
+        """Bytes of a fixed-width type, symbols of an enum, otherwise 0."""
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size < 1 << 31:
@@ -270,52 +270,52 @@ class _Compiler:
             return len(symbols)
         return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
 
-    def leaf(self, kind: str, schema: Any, wanted: Leaf, place: _Place) -> int:
-        fitting = _FITTING[type(wanted)]
+    def leaf(self, kind: str, schema: Any, requested: Leaf, place: _Place) -> int:
+        fitting = _FITTING[type(requested)]
         if kind not in fitting:
             raise self.corrupt(place, f"{' or '.join(fitting)} is expected, not {kind}")
         size = self.size(kind, schema, place)
         if kind == "fixed" and size == 0:
             raise self.corrupt(place, "a fixed type of no bytes")
-        column = self.column(wanted.name, _column_kind(wanted), place)
+        column = self.column(requested.name, _column_kind(requested), place)
         return self.add(kind, place, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
-    def union(self, branches: list[Any], wanted: Wanted | None, place: _Place) -> int:
+    def union(self, branches: list[Any], requested: Wanted | None, place: _Place) -> int:
         kinds = [self.resolve(branch, place.below())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
             raise self.corrupt(place, "a union needs branches, none of them a union, at most one of them null")
-        if len(kinds) - nulls > 1 and isinstance(wanted, ByColumn | Elements | PartitionRecord | RecordReader):
+        if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
             raise self.corrupt(place, "a union of several lists or records")
         children = [
-            -1 if kind == "null" else self.value(branch, wanted, place.below())
+            -1 if kind == "null" else self.value(branch, requested, place.below())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
-        if nulls:  # now that the other branch has made the columns, null is what it leaves in them
-            children[kinds.index("null")] = self.add("null", place, 0, children=self.columns_of(wanted))
+        if nulls:  # the other branch has created the columns, in which null stores its value
+            children[kinds.index("null")] = self.add("null", place, 0, children=self.columns_of(requested))
         return self.add("union", place, 1, children=children)
 
-    def columns_of(self, wanted: Wanted | None) -> list[int]:
-        """The columns, made so far, that a value of `wanted` is written to."""
-        if isinstance(wanted, RecordReader):
-            return [column for _, inner in wanted.fields.values() for column in self.columns_of(inner)]
-        if isinstance(wanted, PartitionRecord):
+    def columns_of(self, requested: Wanted | None) -> list[int]:
+        """The existing columns to which a value of `requested` is written."""
+        if isinstance(requested, RecordReader):
+            return [column for _, inner in requested.fields.values() for column in self.columns_of(inner)]
+        if isinstance(requested, PartitionRecord):
             return [column.column for column in self.partition if column.column is not None]
-        if wanted is None or wanted.name not in self.columns:
+        if requested is None or requested.name not in self.columns:
             return []
-        return [self.columns[wanted.name]]
+        return [self.columns[requested.name]]
 
-    def record(self, schema: Any, wanted: RecordReader | PartitionRecord | None, place: _Place) -> int:
+    def record(self, schema: Any, requested: RecordReader | PartitionRecord | None, place: _Place) -> int:
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(
             isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
         ):
             raise self.corrupt(place, "a record needs fields, each with a name and a type")
-        matched = self.match(fields, wanted, place) if isinstance(wanted, RecordReader) else {}
+        matched = self.match(fields, requested, place) if isinstance(requested, RecordReader) else {}
         children = []
         for i, each in enumerate(fields):
             inner = place.below(each["name"][:100])
-            if isinstance(wanted, PartitionRecord):
+            if isinstance(requested, PartitionRecord):
                 child = self.partition_field(each, inner)
             else:
                 child = self.value(each["type"], matched.get(i), inner)
@@ -323,21 +323,21 @@ class _Compiler:
                 children.append(child)
         return self.add("record", place, sum(self.least[child] for child in children), children=children)
 
-    def match(self, fields: list[dict[str, Any]], wanted: RecordReader, place: _Place) -> dict[int, Wanted]:
-        """What is wanted of a record's fields, by their position: by id, else by name where there is no id."""
-        by_name = {name: field_id for field_id, (name, _) in wanted.fields.items()}
+    def match(self, fields: list[dict[str, Any]], requested: RecordReader, place: _Place) -> dict[int, Wanted]:
+        """How to read a record's fields, by position: matched by id, or by name for fields without an id."""
+        by_name = {name: field_id for field_id, (name, _) in requested.fields.items()}
         ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
-        found: dict[int, Wanted] = {}
+        matched: dict[int, Wanted] = {}
         for i, field_id in enumerate(ids):
-            if not isinstance(field_id, int) or field_id not in wanted.fields:
+            if not isinstance(field_id, int) or field_id not in requested.fields:
                 continue
             if ids.count(field_id) > 1:
-                raise self.corrupt(place, f"field {field_id} is there twice")
-            found[i] = wanted.fields[field_id][1]
-        for field_id in wanted.required:
+                raise self.corrupt(place, f"field {field_id} is present twice")
+            matched[i] = requested.fields[field_id][1]
+        for field_id in requested.required:
             if field_id not in ids:
-                raise self.corrupt(place, f"has no field {wanted.fields[field_id][0]} ({field_id})")
-        return found
+                raise self.corrupt(place, f"has no field {requested.fields[field_id][0]} ({field_id})")
+        return matched
 
     def partition_field(self, declared: dict[str, Any], place: _Place) -> int:
         kind, schema, at = self.resolve(declared["type"], place)
@@ -367,25 +367,25 @@ class _Compiler:
         )
         return node
 
-    def group(self, schema: Any, wanted: ByColumn | Elements, place: _Place) -> int:
-        by_column = isinstance(wanted, ByColumn)
-        if isinstance(wanted, ByColumn):
+    def group(self, schema: Any, requested: ByColumn | Elements, place: _Place) -> int:
+        by_column = isinstance(requested, ByColumn)
+        if isinstance(requested, ByColumn):
             fields: tuple[tuple[int, str, Leaf], ...] = (
-                (wanted.key_id, "key", Long(f"{wanted.name}.key", scratch=True)),
-                (wanted.value_id, "value", wanted.value),
+                (requested.key_id, "key", Long(f"{requested.name}.key", scratch=True)),
+                (requested.value_id, "value", requested.value),
             )
         else:
-            fields = wanted.fields
+            fields = requested.fields
         first = len(self.column_kinds)
         for _, _, leaf in fields:
             self.column(leaf.name, _column_kind(leaf), place)
-        counts = -1 if by_column else self.column(wanted.name, "count", place)
-        slot = self.groups[wanted.name] = len(self.group_rows)
+        counts = -1 if by_column else self.column(requested.name, "count", place)
+        slot = self.groups[requested.name] = len(self.group_rows)
         self.group_rows.append((by_column, first, len(fields), counts))
         items = schema.get("items")
-        if isinstance(wanted, ByColumn) and (op := self.plain_map(items, wanted, place)) is not None:
+        if isinstance(requested, ByColumn) and (op := self.plain_map(items, requested, place)) is not None:
             return self.add(op, place, 1, slot=slot)
-        if isinstance(wanted, Elements) and not wanted.of_records:
+        if isinstance(requested, Elements) and not requested.of_records:
             element: Wanted = fields[0][2]
         else:
             required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
@@ -395,13 +395,13 @@ class _Compiler:
             raise self.corrupt(place, "a list of values that are always null")
         return self.add("array", place, 1, slot=slot, size=self.least[item], children=[item])
 
-    def plain_map(self, items: Any, wanted: ByColumn, place: _Place) -> str | None:
-        """The operation for the usual layout: an int, then a long or bytes, no nulls, nothing else."""
+    def plain_map(self, items: Any, requested: ByColumn, place: _Place) -> str | None:
+        """The operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
         kind, schema, inner = self.resolve(items, place.below())
         fields = schema.get("fields") if kind == "record" else None
         if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
             return None
-        if [each.get("field-id") for each in fields] != [wanted.key_id, wanted.value_id]:
+        if [each.get("field-id") for each in fields] != [requested.key_id, requested.value_id]:
             return None
         kinds = [self.resolve(each.get("type"), inner.below())[0] for each in fields]
         return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((kinds[0], kinds[1]))

@@ -1,9 +1,9 @@
-"""Data and delete files as one value, and their JSON (Iceberg REST spec: schemas `ContentFile`, `DataFile`,
+"""Data and delete files as values, and their JSON (Iceberg REST spec: schemas `ContentFile`, `DataFile`,
 `PositionDeleteFile`, `EqualityDeleteFile`; Iceberg spec: "Data File Fields", "Delete Formats").
 
-What a client sends here goes into manifests as it is, and every engine prunes and deletes by it. So a file is taken
-only when all of it makes sense for the table: a bound that cannot be decoded, or a deletion vector that names no data
-file, would be a wrong answer to every later reader. The refusal names the file and the field.
+A client's values are written to manifests unchanged, and every engine prunes and deletes by them. So a file is accepted
+only if it is valid for the table: an undecodable bound, or a deletion vector without a data file, would give wrong
+answers to every reader. An error states the file and the field.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _METADATA_COLUMNS = {
     ROW_ID: "long",
     LAST_UPDATED_SEQUENCE_NUMBER: "long",
 }
-"""Types of the reserved columns that a file can hold (spec: "Reserved Field IDs")."""
+"""Types of the reserved columns that a file may contain (spec: "Reserved Field IDs")."""
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _BY_COLUMN = (*_COUNTS, *_BOUNDS)
 _OPAQUE = frozenset({"variant", "geometry", "geography"})
-"""Types whose bounds are no single values that a reader here would look into."""
+"""Types whose bounds are not single values."""
 
 
 _TOLD_MAX = 1_000
-"""Characters of a refusal that repeat what the client sent."""
+"""Maximum length of an error that repeats the client's input."""
 
 
 class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A data or delete file as manifests hold it. Column statistics are by column id."""
+    """A data or delete file as in a manifest. Column statistics are by column id."""
 
     content: int
     """0 data, 1 position deletes or a deletion vector, 2 equality deletes."""
@@ -61,7 +61,7 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Upper case: PARQUET, AVRO, ORC, PUFFIN."""
     spec_id: int
     partition: tuple[Value | None, ...]
-    """In the form of `expressions.py`, in the order of the spec's fields; of the types that `partition_types` says."""
+    """In the form of `expression.py`, in the order of the spec's fields, with the types of `partition_types`."""
     record_count: int
     file_size_in_bytes: int
     column_sizes: dict[int, int] | None = None
@@ -69,7 +69,7 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     null_value_counts: dict[int, int] | None = None
     nan_value_counts: dict[int, int] | None = None
     lower_bounds: dict[int, bytes] | None = None
-    """Single-value serialised (Iceberg spec, appendix D), like the next."""
+    """Single-value serialised (Iceberg spec, appendix D), as the upper bounds."""
     upper_bounds: dict[int, bytes] | None = None
     key_metadata: bytes | None = None
     split_offsets: tuple[int, ...] | None = None
@@ -88,8 +88,8 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
     """The type of each value of the spec's tuples (spec: "Partition Transforms", result type).
 
-    That of the source column in the current schema; a dropped column's is the one that it had last, so that its old
-    values stay apart. `unknown`, whose only value is null, where no schema has the column.
+    It is derived from the source column in the current schema, or for a dropped column from its last type, so that old
+    values stay distinct. `unknown`, whose only value is null, if no schema has the column.
     """
     return tuple(_partition_type(metadata, field) for field in spec.fields)
 
@@ -102,18 +102,18 @@ def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 
 
 def decimal_bytes(kind: str) -> int:
-    """Bytes of a decimal type in Avro: the fewest that hold every unscaled value (spec: appendix A).
+    """Bytes of a decimal type in Avro: the minimum for every unscaled value (spec: appendix A).
 
-    What is truncated may be one step below the least value of the precision, and mostly fits, too.
+    A truncated value may be one step below the minimum of the precision, and usually fits too.
     """
     greatest: int = 10 ** values.decimal_precision(kind) - 1
     return greatest.bit_length() // 8 + 1
 
 
 def column_type(metadata: TableMetadata, column_id: int) -> str | None:
-    """The primitive (or variant) type of a column by the current schema, else by the last that has it; None else."""
-    found = _type_of(metadata, column_id)
-    return found if isinstance(found, str) else None
+    """The primitive (or variant) type of a column in the current schema, or the last schema with it; otherwise None."""
+    type_ = _type_of(metadata, column_id)
+    return type_ if isinstance(type_, str) else None
 
 
 def _type_of(metadata: TableMetadata, column_id: int) -> Type | None:
@@ -138,7 +138,7 @@ class _Bounds(msgspec.Struct, frozen=True):
 
 
 class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The JSON object; what is not said here may be there and means nothing."""
+    """The JSON object; unknown fields are ignored."""
 
     content: str
     file_path: Annotated[str, msgspec.Meta(min_length=1)]
@@ -164,18 +164,18 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
-    """A file of the REST standard's JSON that is to be added to the table. BadRequest names the file and the field.
+    """Parses a file in the REST standard's JSON for addition to the table. BadRequest with the file and the field.
 
-    Bounds are hex strings, as Java's library and our plans write them; partition values are single values (appendix D).
+    Bounds are hex strings, as in Java's library and in our plans; partition values are single values (appendix D).
     """
     named = json.get("file-path") if isinstance(json, dict) else None
     with _naming(named if isinstance(named, str) and named else "without a file-path"):
         try:
-            given = msgspec.convert(json, _Json)
+            parsed = msgspec.convert(json, _Json)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
-        _check_text("file-path", given.file_path)
-        file = _decoded(given, metadata)
+        _check_text("file-path", parsed.file_path)
+        file = _decoded(parsed, metadata)
         _check_kind(file, metadata)
         _check_statistics(file, metadata)
         return file
@@ -186,40 +186,40 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
-        # the answer is UTF-8, whatever the path is
+        # the answer is UTF-8 for any path
         named = path[:_TOLD_MAX].encode(errors="backslashreplace").decode()
         raise BadRequest(f"Invalid content file {named}: {str(error)[:_TOLD_MAX]}") from None
 
 
-def _decoded(given: _Json, metadata: TableMetadata) -> ContentFile:
-    content = _CONTENTS.get(given.content.lower().replace("_", "-"))
+def _decoded(parsed: _Json, metadata: TableMetadata) -> ContentFile:
+    content = _CONTENTS.get(parsed.content.lower().replace("_", "-"))
     if content is None:
-        raise ValueError(f"content: {given.content!r} is none of {', '.join(_CONTENTS)}")
-    file_format = given.file_format.upper()
+        raise ValueError(f"content: {parsed.content!r} is not one of {', '.join(_CONTENTS)}")
+    file_format = parsed.file_format.upper()
     if file_format not in _FORMATS:
-        raise ValueError(f"file-format: {given.file_format!r} is none of {', '.join(sorted(_FORMATS)).lower()}")
+        raise ValueError(f"file-format: {parsed.file_format!r} is not one of {', '.join(sorted(_FORMATS)).lower()}")
     return ContentFile(
         content=content,
-        file_path=given.file_path,
+        file_path=parsed.file_path,
         file_format=file_format,
-        spec_id=given.spec_id,
-        partition=_partition(given, metadata),
-        record_count=given.record_count,
-        file_size_in_bytes=given.file_size_in_bytes,
-        column_sizes=_counts("column-sizes", given.column_sizes),
-        value_counts=_counts("value-counts", given.value_counts),
-        null_value_counts=_counts("null-value-counts", given.null_value_counts),
-        nan_value_counts=_counts("nan-value-counts", given.nan_value_counts),
-        lower_bounds=_bounds("lower-bounds", given.lower_bounds),
-        upper_bounds=_bounds("upper-bounds", given.upper_bounds),
-        key_metadata=None if given.key_metadata is None else _unhex("key-metadata", given.key_metadata),
-        split_offsets=given.split_offsets or None,
-        equality_ids=given.equality_ids or None,
-        sort_order_id=given.sort_order_id if content != POSITION_DELETES else None,
-        first_row_id=given.first_row_id,
-        referenced_data_file=given.referenced_data_file,
-        content_offset=given.content_offset,
-        content_size_in_bytes=given.content_size_in_bytes,
+        spec_id=parsed.spec_id,
+        partition=_partition(parsed, metadata),
+        record_count=parsed.record_count,
+        file_size_in_bytes=parsed.file_size_in_bytes,
+        column_sizes=_counts("column-sizes", parsed.column_sizes),
+        value_counts=_counts("value-counts", parsed.value_counts),
+        null_value_counts=_counts("null-value-counts", parsed.null_value_counts),
+        nan_value_counts=_counts("nan-value-counts", parsed.nan_value_counts),
+        lower_bounds=_bounds("lower-bounds", parsed.lower_bounds),
+        upper_bounds=_bounds("upper-bounds", parsed.upper_bounds),
+        key_metadata=None if parsed.key_metadata is None else _unhex("key-metadata", parsed.key_metadata),
+        split_offsets=parsed.split_offsets or None,
+        equality_ids=parsed.equality_ids or None,
+        sort_order_id=parsed.sort_order_id if content != POSITION_DELETES else None,
+        first_row_id=parsed.first_row_id,
+        referenced_data_file=parsed.referenced_data_file,
+        content_offset=parsed.content_offset,
+        content_size_in_bytes=parsed.content_size_in_bytes,
     )
 
 
@@ -227,7 +227,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name}: holds half of a surrogate pair, which UTF-8 has no bytes for") from None
+        raise ValueError(f"{name}: has a lone surrogate, which UTF-8 cannot encode") from None
 
 
 def _unhex(name: str, text: str) -> bytes:
@@ -237,23 +237,23 @@ def _unhex(name: str, text: str) -> bytes:
         raise ValueError(f"{name}: {text[:100]!r} is not hexadecimal") from None
 
 
-def _partition(given: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
-    spec = metadata.spec(given.spec_id)
+def _partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
+    spec = metadata.spec(parsed.spec_id)
     if spec is None:
         known = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
-        raise ValueError(f"spec-id: the table has no partition spec {given.spec_id} (it has {known})")
-    if len(given.partition) != len(spec.fields):
+        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id} (it has {known})")
+    if len(parsed.partition) != len(spec.fields):
         raise ValueError(
-            f"partition: {len(given.partition)} values, where spec {spec.spec_id} has {len(spec.fields)} fields"
+            f"partition: {len(parsed.partition)} values, where spec {spec.spec_id} has {len(spec.fields)} fields"
         )
     types = partition_types(metadata, spec)
-    return tuple(map(_partition_value, spec.fields, types, given.partition))
+    return tuple(map(_partition_value, spec.fields, types, parsed.partition))
 
 
 def _partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
     transform = canonical(field.transform)
     if not is_known(transform) or len(field.sources) != 1:
-        raise ValueError(f"spec-id: nothing can be written by the transform {field.transform} of field {field.name}")
+        raise ValueError(f"spec-id: the unknown transform {field.transform} of field {field.name} cannot be written")
     if json is None:
         return None
     if transform == VOID or kind == UNKNOWN:
@@ -269,27 +269,27 @@ def _partition_value(field: PartitionField, kind: str, json: object) -> Value | 
     return value
 
 
-def _counts(name: str, given: _Counts | None) -> dict[int, int] | None:
-    return None if given is None else dict(_pairs(name, given.keys, given.values)) or None
+def _counts(name: str, counts: _Counts | None) -> dict[int, int] | None:
+    return None if counts is None else dict(_pairs(name, counts.keys, counts.values)) or None
 
 
-def _bounds(name: str, given: _Bounds | None) -> dict[int, bytes] | None:
-    if given is None:
+def _bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
+    if bounds is None:
         return None
-    pairs = _pairs(name, given.keys, given.values)
+    pairs = _pairs(name, bounds.keys, bounds.values)
     return {column: _unhex(f"{name} of column {column}", text) for column, text in pairs} or None
 
 
-def _pairs(name: str, keys: Sequence[int], found: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-    if len(keys) != len(found):
-        raise ValueError(f"{name}: {len(keys)} keys and {len(found)} values")
+def _pairs(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    if len(keys) != len(values):
+        raise ValueError(f"{name}: {len(keys)} keys and {len(values)} values")
     if len(set(keys)) != len(keys):
-        raise ValueError(f"{name}: a column is there twice")
-    return zip(keys, found, strict=True)
+        raise ValueError(f"{name}: a column is present twice")
+    return zip(keys, values, strict=True)
 
 
 def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
-    """What data files, equality deletes, position deletes and deletion vectors each need, and may not have.
+    """Checks the fields that data files, equality deletes, position deletes and deletion vectors require or forbid.
 
     Spec: "Data File Fields", "Delete Formats", "Deletion Vectors".
     """
@@ -323,16 +323,16 @@ def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
     if file.equality_ids is None:
         raise ValueError("equality-ids: equality deletes need them")
     if len(set(file.equality_ids)) != len(file.equality_ids):
-        raise ValueError("equality-ids: a column is there twice")
+        raise ValueError("equality-ids: a column is present twice")
     for column_id in file.equality_ids:
         column = metadata.current_schema.column(column_id)
         if column is None:
             raise ValueError(f"equality-ids: the table's schema has no column {column_id}")
         if not is_primitive(column.type):
-            raise ValueError(f"equality-ids: column {column_id} ({column.name}) is of no primitive type")
-        if not all(isinstance(one.type, StructType) for one in metadata.current_schema.around(column)):
+            raise ValueError(f"equality-ids: column {column_id} ({column.name}) is not of a primitive type")
+        if not all(isinstance(parent.type, StructType) for parent in metadata.current_schema.ancestors(column)):
             raise ValueError(
-                f"equality-ids: column {column_id} ({column.name}) lies within a list or map, so a row has no one value"
+                f"equality-ids: column {column_id} ({column.name}) is within a list or map: a row has many values"
             )
 
 
@@ -341,7 +341,7 @@ def _check_vector(file: ContentFile, version: int) -> None:
         raise ValueError(f"file-format: a table of format version {version} has no deletion vectors (puffin)")
     for name in ("referenced_data_file", "content_offset", "content_size_in_bytes"):
         if not getattr(file, name) and getattr(file, name) != 0:
-            raise ValueError(f"{name.replace('_', '-')}: a deletion vector needs it")
+            raise ValueError(f"{name.replace('_', '-')}: a deletion vector requires it")
     if (file.content_offset or 0) + (file.content_size_in_bytes or 0) > file.file_size_in_bytes:
         raise ValueError("content-size-in-bytes: the deletion vector ends beyond the end of its file")
 
@@ -351,7 +351,7 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
         _check_text("referenced-data-file", file.referenced_data_file)
     offsets = file.split_offsets or ()
     if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
-        raise ValueError("split-offsets: they have to ascend and to lie within the file")
+        raise ValueError("split-offsets: they must ascend and be within the file")
     kinds: dict[int, Type] = {}
     current = metadata.current_schema.index.by_id
     for name in _BY_COLUMN:
@@ -378,16 +378,16 @@ def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
     lower = _decoded_bounds("lower-bounds", file.lower_bounds, kinds)
     upper = _decoded_bounds("upper-bounds", file.upper_bounds, kinds)
     for column, (kind, least) in lower.items():
-        # Java's writers order uuids by two signed halves
+        # Java's writers order UUIDs by two signed halves
         if column in upper and kind != "uuid" and least > upper[column][1]:
-            raise ValueError(f"lower-bounds: that of column {column} is above its upper bound")
+            raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 
 
 def _decoded_bounds(
     name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]
 ) -> dict[int, tuple[str, Any]]:
-    """(type, value) of each bound that can be compared."""
-    found = {}
+    """(type, value) of each comparable bound, by column id."""
+    decoded = {}
     for column, data in (bounds or {}).items():
         kind = kinds[column]
         if not isinstance(kind, str):
@@ -399,16 +399,18 @@ def _decoded_bounds(
         except ValueError as error:
             raise ValueError(f"{name}: column {column}: {error}") from None
         if value != value:
-            raise ValueError(f"{name}: that of column {column} is NaN, which no bound may be")
-        found[column] = kind, value
-    return found
+            raise ValueError(f"{name}: the bound of column {column} is NaN, which is not a valid bound")
+        decoded[column] = kind, value
+    return decoded
 
 
 def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
-    """The REST standard's JSON, which `decode_content_file` reads; absent is what is null. Its spec is the table's."""
+    """The REST standard's JSON, as `decode_content_file` reads it; null fields are absent. The file's spec is the
+    table's.
+    """
     spec = metadata.spec(file.spec_id)
     if spec is None:
-        raise BadRequest(f"The table has no partition spec {file.spec_id}, which {file.file_path} was written by")
+        raise BadRequest(f"The table has no partition spec {file.spec_id}, with which {file.file_path} was written")
     json: dict[str, object] = {
         "spec-id": file.spec_id,
         "content": next(name for name, content in _CONTENTS.items() if content == file.content),

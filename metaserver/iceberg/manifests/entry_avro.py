@@ -1,11 +1,11 @@
-"""Avro files of manifests and manifest lists: their schemas, their rows, and the container that holds them.
+"""Avro encoding of manifests and manifest lists: schemas, rows and the container.
 
 Schemas are those of Iceberg's Java library for each format version (spec: "Manifests", "Manifest Lists", appendix A
-"Avro"): readers go by `field-id`, but some, such as PyIceberg's, insist on order of branches, `element-id` and names.
-One table of fields makes the schema and writes the rows, so the two cannot part. Rows are written here and not by
-fastavro: that takes a quarter of a millisecond for an entry of 16 columns, five times as long, and a change that
-removes one file writes thousands again. The container (Avro 1.12 specification, "Object Container Files") is made here
-for its codecs, which fastavro has only with packages that Arrow makes needless.
+"Avro"): readers use `field-id`, but some, such as PyIceberg's, also require the order of branches, `element-id` and
+names. One table of fields defines both the schema and the encoding of rows. Rows are not encoded by fastavro: it takes
+a quarter of a millisecond for an entry of 16 columns, five times as long, and a change that removes one file rewrites
+thousands. The container (Avro 1.12 specification, "Object Container Files") is written here for its codecs, which
+fastavro supports only with further packages.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _INVALID = re.compile(r"[^A-Za-z0-9_]")
 
 
 def avro_name(name: str) -> str:
-    """The name as Avro allows it, made as Java's library makes it: `1 a` is `_1_x20a`.
+    """The name in Avro's alphabet, converted as by Java's library: `1 a` is `_1_x20a`.
 
-    Stricter than Java, which keeps letters of all scripts: other libraries refuse those.
+    Stricter than Java, which keeps letters of all scripts: other libraries reject those.
     """
     units = name.encode("utf-16-be", "surrogatepass")
     text = "".join(chr(int.from_bytes(units[i : i + 2], "big")) for i in range(0, len(units), 2))
-    made = _INVALID.sub(lambda match: f"_x{ord(match[0]):X}", text)
-    return f"_{made}" if made[0].isdigit() else made
+    replaced = _INVALID.sub(lambda match: f"_x{ord(match[0]):X}", text)
+    return f"_{replaced}" if replaced[0].isdigit() else replaced
 
 
 Write = Callable[[Any], bytes]
-"""A value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). ValueError where it cannot be."""
+"""Encodes a value in Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). ValueError if impossible."""
 
 
 class AvroField(NamedTuple):
-    """One field of a record: its schema, and how its values are written."""
+    """One field of a record: its schema and its encoder."""
 
     name: str
     id: int
@@ -64,10 +64,10 @@ class AvroField(NamedTuple):
     write: Write
     optional: bool = True
     since: int = 1
-    """Format version."""
+    """The first format version with the field."""
     until: int = 3
     get: Callable[[Any], Any] | None = None
-    """Its value of a row; by default the attribute of its name."""
+    """Reads its value from a row; by default the attribute of its name."""
 
     @property
     def schema(self) -> Json:
@@ -81,12 +81,12 @@ _LONG_BITS = 64
 
 
 def varint(value: int) -> bytes:
-    """An int or long: zig-zag, seven bits a byte. ValueError beyond 64 bits."""
+    """An int or long: zig-zag, seven bits per byte. ValueError beyond 64 bits."""
     bits = (value << 1) ^ (value >> 63)
     if 0 <= bits < _SMALL:
         return _VARINTS[bits]
     if not 0 <= bits < 1 << _LONG_BITS:
-        raise ValueError(f"{value} is no number of 64 bits")
+        raise ValueError(f"{value} does not fit 64 bits")
     if bits < 1 << 21:
         return bytes((bits & 0x7F | 0x80, bits >> 7 & 0x7F | 0x80, bits >> 14))
     if bits < 1 << 28:
@@ -104,7 +104,7 @@ def _loop(bits: int) -> bytes:
 
 
 _VARINTS = tuple(map(_loop, range(_SMALL)))
-"""Almost all keys and lengths, and most counts."""
+"""Precomputed for nearly all keys and lengths, and most counts."""
 
 
 def framed(data: bytes) -> bytes:
@@ -121,7 +121,7 @@ def _boolean(value: bool) -> bytes:
 
 def _int(value: int) -> bytes:
     if not INT_MIN <= value <= INT_MAX:
-        raise ValueError(f"{value} is no number of 32 bits")
+        raise ValueError(f"{value} does not fit 32 bits")
     return varint(value)
 
 
@@ -129,7 +129,7 @@ def _numbers(values: Sequence[int]) -> bytes:
     return b"".join((varint(len(values)), *map(varint, values), b"\x00")) if values else b"\x00"
 
 
-# Both of these are most of the work: calls for what is in the table would double it.
+# These two are most of the work: calls for the precomputed values would double it.
 def _counts(by_column: Mapping[int, int]) -> bytes:
     if not by_column:
         return b"\x00"
@@ -155,7 +155,7 @@ def _bounds(by_column: Mapping[int, bytes]) -> bytes:
 
 
 def _by_column(name: str, field_id: int, key_id: int, value: str) -> AvroField:
-    """A map by column id; its keys are no strings, so it is an array of pairs (spec: appendix A)."""
+    """A map by column id: its keys are not strings, so it is an array of pairs (spec: appendix A)."""
     write = _counts if value == "long" else _bounds
     pair = [AvroField("key", key_id, "int", _int, False), AvroField("value", key_id + 1, value, varint, False)]
     item = {"type": "record", "name": f"k{key_id}_v{key_id + 1}", "fields": [each.schema for each in pair]}
@@ -171,10 +171,10 @@ _FILE = (
     AvroField("content", 134, "int", varint, False, since=2),
     AvroField("file_path", 100, "string", _text, False),
     AvroField("file_format", 101, "string", _text, False),
-    AvroField(PARTITION, 102, None, varint, False),  # type and writer are the spec's
+    AvroField(PARTITION, 102, None, varint, False),  # the spec determines type and encoder
     AvroField("record_count", 103, "long", varint, False),
     AvroField("file_size_in_bytes", 104, "long", varint, False),
-    # required in version 1, where it means nothing: 64 MiB, as Java's writers say
+    # required and without meaning in version 1: 64 MiB, as Java's writers state
     AvroField("block_size_in_bytes", 105, "long", varint, False, until=1, get=lambda _: 64 << 20),
     _by_column("column_sizes", 108, 117, "long"),
     _by_column("value_counts", 109, 119, "long"),
@@ -213,7 +213,7 @@ _SIMPLE: dict[str, tuple[object, Write]] = {
 def _fixed(size: int) -> Write:
     def write(value: bytes) -> bytes:
         if len(value) != size:
-            raise ValueError(f"{len(value)} bytes are no value of type fixed[{size}]")
+            raise ValueError(f"{len(value)} bytes are not a value of type fixed[{size}]")
         return value
 
     return write
@@ -224,13 +224,13 @@ def _unscaled(size: int) -> Write:
         try:
             return value.to_bytes(size, "big", signed=True)
         except OverflowError:
-            raise ValueError(f"{value} is no unscaled decimal of {size} bytes") from None
+            raise ValueError(f"{value} does not fit an unscaled decimal of {size} bytes") from None
 
     return write
 
 
 def _partition_type(kind: str, field_id: int) -> tuple[object, Write]:
-    """Types of fixed size carry the field's id in their names: Avro allows none twice, PyIceberg no references."""
+    """Fixed types have the field's id in their names: Avro requires unique names, and PyIceberg rejects references."""
     match base_name(kind):
         case "uuid":
             return {"type": "fixed", "name": f"uuid_fixed_{field_id}", "size": 16, "logicalType": "uuid"}, _fixed(16)
@@ -247,18 +247,20 @@ def _partition_type(kind: str, field_id: int) -> tuple[object, Write]:
 
 
 def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
-    """Avro's record of the tuples, no name in it twice, and what writes them."""
-    made: dict[str, Json] = {}
+    """Avro's record of the tuples, with unique names, and its encoder."""
+    schemas: dict[str, Json] = {}
     writers: list[Write | None] = []
     for field, kind in zip(fields, types, strict=True):
         field_id = field.field_id or 0
         avro, write = _partition_type(kind, field_id)
         name = avro_name(field.name)
-        one = AvroField(f"{name}_{field_id}" if name in made else name, field_id, avro, write)
-        schema = one.schema
-        if avro == "null":  # a union may not hold it twice
+        avro_field = AvroField(f"{name}_{field_id}" if name in schemas else name, field_id, avro, write)
+        schema = avro_field.schema
+        if avro == "null":  # a union must not contain it twice
             schema["type"] = "null"
-        made[one.name] = schema if one.name == field.name else {**schema, "iceberg-field-name": field.name}
+        schemas[avro_field.name] = (
+            schema if avro_field.name == field.name else {**schema, "iceberg-field-name": field.name}
+        )
         writers.append(None if avro == "null" else write)
 
     def write_all(values: Sequence[Any]) -> bytes:
@@ -268,11 +270,11 @@ def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[
                 parts.append(b"\x00" if value is None else b"\x02" + write(value))
         return b"".join(parts)
 
-    return {"type": "record", "name": "r102", "fields": list(made.values())}, write_all
+    return {"type": "record", "name": "r102", "fields": list(schemas.values())}, write_all
 
 
 def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
-    """A record's schema, and what writes one from an object that has the fields as attributes."""
+    """A record's schema, and its encoder for objects with the fields as attributes."""
     plan = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in plan]
 
@@ -292,7 +294,7 @@ def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tupl
 
 
 def entry_record(format_version: int, fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
-    """Schema and writer of `ManifestEntry`, for a partition spec of these fields, of these types."""
+    """Schema and encoder of `ManifestEntry`, for a partition spec with these fields and types."""
     partition, write_partition = _partition(fields, types)
     file, write_file = _record(
         "r2",
@@ -316,11 +318,11 @@ def entry_record(format_version: int, fields: Sequence[PartitionField], types: S
 
 
 def list_record(format_version: int) -> tuple[Json, Write]:
-    """Schema and writer of `ManifestFile`."""
+    """Schema and encoder of `ManifestFile`."""
     summary, write_summary = _record(
         "r508",
         [
-            # unsaid means that there may be some
+            # null means that some may exist
             AvroField("contains_null", 509, "boolean", lambda value: _boolean(value is not False), False),
             AvroField("contains_nan", 518, "boolean", _boolean),
             AvroField("lower_bound", 510, "bytes", framed, get=attrgetter("lower")),
@@ -358,11 +360,11 @@ def list_record(format_version: int) -> tuple[Json, Write]:
 
 
 Codec = tuple[str, Callable[[bytes], bytes]]
-"""Avro's name, and what packs a block."""
+"""Avro's name of the codec, and the function that compresses a block."""
 
 
 def codec_of(properties: Mapping[str, str]) -> Codec:
-    """What the table's properties ask for, by default gzip (Avro: deflate). BadRequest names the property."""
+    """The codec of the table's properties, by default gzip (Avro: deflate). BadRequest with the property if invalid."""
     name = properties.get(AVRO_COMPRESSION, "gzip").lower()
     level = props.as_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
     make = _CODECS.get(name)
@@ -377,7 +379,7 @@ def codec_of(properties: Mapping[str, str]) -> Codec:
 
 
 def _deflate(level: int | None) -> Codec:
-    """Without a level by ISA-L, which packs manifests as small as zlib's default does, in a tenth of the time."""
+    """Without a level by ISA-L, which compresses manifests as well as zlib's default in a tenth of the time."""
 
     def pack(block: bytes) -> bytes:
         packer = isal_zlib.compressobj(1, wbits=-15) if level is None else zlib.compressobj(level, wbits=-15)
@@ -387,7 +389,7 @@ def _deflate(level: int | None) -> Codec:
     return "deflate", pack
 
 
-# pyarrow is looked up when a table asks for it: it costs each process a tenth of a second and 40 MB
+# pyarrow is imported on first use: it costs each process a tenth of a second and 40 MB
 def _zstandard(level: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("zstd", compression_level=1 if level is None else level)
     return "zstandard", lambda block: codec.compress(block, asbytes=True)
@@ -395,7 +397,7 @@ def _zstandard(level: int | None) -> Codec:
 
 def _snappy(_: int | None) -> Codec:
     codec = importlib.import_module("pyarrow").Codec("snappy")
-    # Snappy's own block format, then the CRC-32 of what was packed
+    # Snappy's block format, followed by the CRC-32 of the input
     return "snappy", lambda block: codec.compress(block, asbytes=True) + zlib.crc32(block).to_bytes(4, "big")
 
 
@@ -412,9 +414,9 @@ _LEVELS = dict.fromkeys(("gzip", "deflate"), (-1, 9)) | dict.fromkeys(("zstd", "
 
 
 def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, str], codec: Codec) -> bytes:
-    """A whole Avro file of rows that are encoded by the schema already.
+    """A complete Avro file of encoded rows.
 
-    The same rows make the same bytes: the sync marker is drawn from the header.
+    Equal rows give equal bytes: the sync marker is derived from the header.
     """
     name, pack = codec
     entries = {**header, "avro.schema": msgspec.json.encode(schema).decode(), "avro.codec": name}

@@ -1,11 +1,11 @@
-"""Manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") decoded into columns.
+"""Decodes manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") into columns.
 
-Versions 1, 2 and 3 of the format differ in which fields they have, never in what a field means, so one description of
-what is wanted serves all: what a version lacks is MISSING. Values are as in the file: sequence numbers are not
-inherited here, and row ids are not assigned. A file that does not read back soundly is Corrupt, as a whole; a file cut
-off exactly between two blocks reads as a shorter one, so callers compare the length with what the manifest list says.
+Format versions 1, 2 and 3 differ in their fields, but a field's meaning never differs, so one request serves all:
+fields that a version lacks are MISSING. Values are those of the file: sequence numbers are not inherited, and row ids
+are not assigned. A damaged file is Corrupt as a whole; a file truncated exactly between two blocks reads as a shorter
+one, so callers compare its length with the manifest list.
 
-Decoding releases the GIL: threads decode side by side.
+Decoding releases the GIL: threads decode in parallel.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]
 _Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
 
 _INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
-"""So many bytes any file may inflate to, and so many times its size beyond: entries pack two to ten times."""
+"""Any file may inflate to this size, and beyond it to this multiple of its size: entries compress two to ten times."""
 INFLATED_LIMIT_BYTES = 1 << 29
-"""512 MiB of entries, some hundreds of thousands in one manifest; writers aim at 8 MB before they begin the next."""
+"""512 MiB of entries, some hundreds of thousands in one manifest; writers start a new manifest at 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """One text per row, where it lies in the heap. Texts of Avro type string are valid UTF-8."""
+    """One text per row, as positions in the heap. Texts of Avro type string are valid UTF-8."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int32]
-    """-1 = null, then the start means nothing."""
+    """-1 is null; the start is undefined then."""
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionValues:
-    """One field of the partition, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
+class PartitionFieldValues:
+    """One partition field, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
 
     field_id: int
     name: str
     type: str
-    """Avro's: boolean, int, long, float, double, bytes, string, fixed; null when the field never has a value."""
+    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if the field never has a value."""
     logical: str | None
     """Avro's logicalType, such as date, timestamp-micros, decimal, uuid."""
     longs: NDArray[np.int64] | None = None
     """boolean (0, 1), int, long, null."""
     doubles: NDArray[np.float64] | None = None
     valid: NDArray[np.uint8] | None = None
-    """With longs and doubles: 0 where the value is null. Every long is a value here, MISSING too."""
+    """For longs and doubles: 0 for null. Every long is a valid value here, including MISSING."""
     spans: Spans | None = None
-    """bytes, string, fixed. A decimal's bytes are its unscaled value, big-endian two's complement."""
+    """bytes, string, fixed. The bytes of a decimal are its unscaled value, big-endian two's complement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class DecodedManifest:
     metadata: dict[str, str]
     """The Avro header: schema, partition-spec, partition-spec-id, format-version, content, avro.schema, avro.codec."""
     longs: dict[str, NDArray[np.int64]]
-    """All of LONGS; MISSING where null or absent."""
+    """All of LONGS; MISSING if null or absent."""
     texts: dict[str, Spans]
     """All of TEXTS."""
     lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
-    """split_offsets and equality_ids: (counts, one per row, -1 = null; values, all rows' after one another)."""
-    partition: tuple[PartitionValues, ...]
+    """split_offsets and equality_ids: (counts, one per row, -1 is null; the values of all rows, concatenated)."""
+    partition: tuple[PartitionFieldValues, ...]
     """In the order of the manifest's partition struct."""
     counts: dict[str, CountsByColumn]
     """column_sizes, value_counts, null_value_counts, nan_value_counts: column id → (ascending rows, values)."""
@@ -96,7 +96,7 @@ class DecodedManifest:
 
 
 class FieldSummary(msgspec.Struct, frozen=True, gc=False):
-    """Of one partition field over all entries of a manifest. Bounds are single-value serialised."""
+    """Summary of one partition field over all entries of a manifest. Bounds are single-value serialised."""
 
     contains_null: bool | None
     contains_nan: bool | None
@@ -105,15 +105,15 @@ class FieldSummary(msgspec.Struct, frozen=True, gc=False):
 
 
 class ManifestFile(msgspec.Struct, frozen=True, gc=False):
-    """One manifest, as the manifest list describes it."""
+    """One manifest, as its manifest list describes it."""
 
     manifest_path: str
     manifest_length: int
     partition_spec_id: int
     content: int
-    """0 data, 1 deletes; 0 in version 1, which has no other."""
+    """0 data, 1 deletes; 0 in version 1, which has no deletes."""
     sequence_number: int
-    """0 in version 1, like the next."""
+    """0 in version 1, as the minimum sequence number."""
     min_sequence_number: int
     added_snapshot_id: int | None = None
     added_files_count: int | None = None
@@ -218,7 +218,7 @@ _LIST = RecordReader(
 def decode_manifest(
     data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
 ) -> DecodedManifest:
-    """A manifest's live entries; those of status DELETED are dropped. Raises Corrupt naming `location`."""
+    """A manifest's live entries; entries with status DELETED are dropped. Corrupt with `location`."""
     rows = _decode(data, location, _ENTRY, inflated_limit_bytes)
     longs = {name: rows.long(name) for name in LONGS}
     texts = {name: rows.text(name) for name in TEXTS}
@@ -226,7 +226,7 @@ def decode_manifest(
         if (longs[name] == MISSING).any():
             raise Corrupt(f"{location}: an entry has no {name}")
     if ((longs["status"] != 0) & (longs["status"] != 1)).any():
-        raise Corrupt(f"{location}: an entry's status is none of existing, added and deleted")
+        raise Corrupt(f"{location}: an entry's status is not existing, added or deleted")
     if (texts["file_path"].lengths < 0).any():
         raise Corrupt(f"{location}: an entry has no file_path")
     return DecodedManifest(
@@ -246,7 +246,7 @@ def decode_manifest(
 def decode_manifest_list(
     data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
 ) -> tuple[ManifestFile, ...]:
-    """The manifests of a snapshot, in the order of the file. Raises Corrupt naming `location`."""
+    """The manifests of a snapshot, in the order of the file. Corrupt with `location`."""
     rows = _decode(data, location, _LIST, inflated_limit_bytes)
     paths = rows.strings("manifest_path")
     longs = {name: rows.numbers(name) for name in _LIST_LONGS.values()}
@@ -262,7 +262,7 @@ def decode_manifest_list(
     )
 
 
-def _summaries(rows: _Rows) -> Iterator[tuple[FieldSummary, ...] | None]:
+def _summaries(rows: _DecodedRows) -> Iterator[tuple[FieldSummary, ...] | None]:
     """The partition summaries of each manifest of a list."""
     nulls, nans, lowers, uppers = rows.elements("partitions", 4)
     flags = {0: False, 1: True}
@@ -278,29 +278,31 @@ def _summaries(rows: _Rows) -> Iterator[tuple[FieldSummary, ...] | None]:
         at += max(count, 0)
 
 
-def _decode(data: bytes | memoryview, location: str, wanted: RecordReader, inflated_limit_bytes: int) -> _Rows:
+def _decode(
+    data: bytes | memoryview, location: str, requested: RecordReader, inflated_limit_bytes: int
+) -> _DecodedRows:
     most = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
     container = read_container(data, location, inflated_limit_bytes=most)
     try:
         schema = container.metadata["avro.schema"]
-        compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, wanted)
+        compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, requested)
     except Corrupt as error:
         raise Corrupt(f"{location}: {error.message}") from error
     count, columns, groups = execute(compiled.program, container.heap, container.edges, container.counts, location)
-    return _Rows(location, container, compiled, count, columns, groups)
+    return _DecodedRows(location, container, compiled, count, columns, groups)
 
 
 _CACHED_SCHEMA_MAX = 1 << 17
-"""Characters; a table of a thousand columns has no longer one, for a manifest's schema names none of them."""
+"""In characters; tables with a thousand columns do not exceed it, because a manifest's schema does not list columns."""
 
 
-# All manifests of a table share a schema text, or a few, and to compile one takes as long as to decode 200 entries.
+# All manifests of a table share a few schema texts, and compiling one takes as long as decoding 200 entries.
 _compiled = lru_cache(maxsize=128)(compile_schema)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """What one run has left, by name; a field that the writer's schema lacks reads as null in every row."""
+class _DecodedRows:
+    """The columns of one run, by name; a field that the writer's schema lacks is null in every row."""
 
     location: str
     container: Container
@@ -311,8 +313,8 @@ class _Rows:
 
     def long(self, name: str) -> NDArray[np.int64]:
         column = self.compiled.columns.get(name)
-        found = None if column is None else self.columns[column][0]
-        return np.full(self.count, MISSING, np.int64) if found is None else found
+        values = None if column is None else self.columns[column][0]
+        return np.full(self.count, MISSING, np.int64) if values is None else values
 
     def text(self, name: str) -> Spans:
         column = self.compiled.columns.get(name)
@@ -323,8 +325,8 @@ class _Rows:
 
     def element_counts(self, name: str) -> NDArray[np.int32]:
         column = self.compiled.columns.get(name)
-        found = None if column is None else self.columns[column][1]
-        return np.full(self.count, -1, np.int32) if found is None else found
+        counts = None if column is None else self.columns[column][1]
+        return np.full(self.count, -1, np.int32) if counts is None else counts
 
     def group(self, name: str, default: Any) -> Any:
         group = self.compiled.groups.get(name)
@@ -333,35 +335,35 @@ class _Rows:
     def elements(self, name: str, width: int) -> _Elements:
         return cast(_Elements, self.group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
 
-    def partition(self) -> tuple[PartitionValues, ...]:
+    def partition(self) -> tuple[PartitionFieldValues, ...]:
         fields = self.compiled.partition
         ids = [field.field_id for field in fields]
         if None in ids:
             ids = self._declared_ids(len(fields))
         return tuple(self._partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
 
-    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionValues:
+    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
         described = (field_id, field.name, field.type, field.logical)
         values, lengths = (None, None) if field.column is None else self.columns[field.column]
         if values is None:
             nothing = np.zeros(self.count, np.uint8)
-            return PartitionValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+            return PartitionFieldValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
         assert lengths is not None
         valid = (lengths >= 0).astype(np.uint8)
         if field.type in ("boolean", "int", "long"):
-            return PartitionValues(*described, longs=values, valid=valid)
+            return PartitionFieldValues(*described, longs=values, valid=valid)
         if field.type in ("float", "double"):
-            return PartitionValues(*described, doubles=values.view(np.float64), valid=valid)
-        return PartitionValues(*described, spans=Spans(values, lengths))
+            return PartitionFieldValues(*described, doubles=values.view(np.float64), valid=valid)
+        return PartitionFieldValues(*described, spans=Spans(values, lengths))
 
     def _declared_ids(self, width: int) -> list[int | None]:
-        """The partition fields' ids as the header's spec has them, for a writer that left them out of the schema."""
+        """The partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
         try:
             declared = msgspec.json.decode(self.container.metadata.get("partition-spec", ""), type=list[_Declared])
         except msgspec.DecodeError:
             declared = []
         if len(declared) != width:
-            raise Corrupt(f"{self.location}: its partition fields have ids neither in the schema nor in a spec")
+            raise Corrupt(f"{self.location}: its partition fields have no ids in the schema or in a spec")
         return [
             _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
         ]
@@ -385,4 +387,4 @@ class _Declared(msgspec.Struct):
 
 
 _FIRST_PARTITION_FIELD_ID = 1000
-"""Version 1 specs may leave ids out; they are then counted from here (spec: "Partitioning")."""
+"""Version 1 specs may omit ids; they are then counted from here (spec: "Partitioning")."""

@@ -1,8 +1,9 @@
-"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partitions in today's types.
+"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partition values in current
+types.
 
-A manifest keeps the types that its partition fields had when it was written; sources are promoted and dropped since.
-What cannot be a value of the type that the table's spec has now is Corrupt: to guess there would put files of
-different partitions into one, and deletes with them.
+A manifest has the types that its partition fields had when it was written; columns may have been promoted or dropped
+since. A value that is invalid for the current type is Corrupt: guessing could assign files of different partitions, and
+their deletes, to one partition.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from uuid import UUID
 from metaserver.errors import Corrupt
 from metaserver.iceberg.manifests._manifest import MISSING
 from metaserver.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 from metaserver.iceberg.metadata.partition import PartitionSpec
 from metaserver.iceberg.types.types import base_name
 from metaserver.iceberg.types.values import (
@@ -30,7 +31,7 @@ from metaserver.iceberg.types.values import (
 
 
 def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
-    """A file for each row, in order; `types` are those of the spec's fields. Corrupt names the manifest."""
+    """A file for each row, in order; `types`: those of the spec's fields. Corrupt with the manifest's path."""
     rows = decoded.rows
     heap = decoded.heap.tobytes()
     by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
@@ -71,30 +72,30 @@ def _raw(spans: Spans, heap: bytes) -> list[bytes | None]:
 def _texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
     try:
         return [None if text is None else text.decode() for text in _raw(decoded.texts[name], heap)]
-    except UnicodeDecodeError:  # of Avro's type bytes
+    except UnicodeDecodeError:  # a field of Avro's type bytes
         raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
 
 
 def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
-    held, at = values.tolist(), 0
+    elements, at = values.tolist(), 0
     for count in counts.tolist():
-        yield tuple(held[at : at + count]) if count > 0 else None
+        yield tuple(elements[at : at + count]) if count > 0 else None
         at += max(count, 0)
 
 
 def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
-    """Each row's values by column id; None for a row that has none. Bounds are cut from the heap."""
-    found: list[dict[int, Any] | None] = [None] * rows
+    """Each row's values by column id; None for a row without any. Bounds are slices of the heap."""
+    by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):
         at, *spans = columns[column]
         values = spans[0].tolist() if heap is None else _raw(Spans(*spans), heap)
         for row, value in zip(at.tolist(), values, strict=True):
-            held = found[row]
-            if held is None:
-                found[row] = {column: value}
+            of_row = by_row[row]
+            if of_row is None:
+                by_row[row] = {column: value}
             else:
-                held[column] = value
-    return found
+                of_row[column] = value
+    return by_row
 
 
 def _partitions(
@@ -113,25 +114,25 @@ def _partitions(
     return zip(*columns, strict=True)
 
 
-def _partition_column(values: PartitionValues, kind: str, heap: bytes) -> list[Value | None]:
-    """A field's values in the type that it has now, whichever it had (spec: "Schema Evolution")."""
+def _partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
+    """A field's values converted to its current type (spec: "Schema Evolution")."""
     name = base_name(kind)
     if values.spans is not None:
-        held: list[Any] = _raw(values.spans, heap)
+        stored: list[Any] = _raw(values.spans, heap)
         read = _read_bytes(values, kind)
     else:
         longs = values.doubles if values.doubles is not None else values.longs
         assert longs is not None
         assert values.valid is not None
         valid = values.valid.tolist()
-        held = [value if there else None for value, there in zip(longs.tolist(), valid, strict=True)]
+        stored = [value if is_valid else None for value, is_valid in zip(longs.tolist(), valid, strict=True)]
         if not any(valid):
-            return held
+            return stored
         read = _read_number(values, name)
-    return [None if value is None else read(value) for value in held]
+    return [None if value is None else read(value) for value in stored]
 
 
-def _read_bytes(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
+def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
     name = base_name(kind)
     if name == "decimal" and values.logical == "decimal":
         return lambda data: int.from_bytes(data, "big", signed=True)
@@ -144,7 +145,7 @@ def _read_bytes(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
     return _refused(values, kind)
 
 
-def _read_number(values: PartitionValues, name: str) -> Callable[[Any], Value]:
+def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
     if name in FLOATS and values.doubles is not None:
         return float
     if name == "boolean" and values.type == "boolean":
@@ -157,25 +158,25 @@ def _read_number(values: PartitionValues, name: str) -> Callable[[Any], Value]:
 
 
 _UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
-"""Types that a date can be promoted to."""
+"""Types to which a date can be promoted."""
 
 
 def _promoted(name: str, days: int) -> int:
     units = days * _UNITS_PER_DAY[name]
     if not LONG_MIN <= units <= LONG_MAX:
-        raise ValueError(f"the date {days} is beyond the range of {name}")
+        raise ValueError(f"the date {days} is outside the range of {name}")
     return units
 
 
-def _refused(values: PartitionValues, kind: str) -> Callable[[Any], Value]:
+def _refused(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
     def read(value: Any) -> Value:
         if kind == UNKNOWN:
-            raise ValueError("it has values, and no schema of the table has the column that they are made of")
-        raise ValueError(f"{values.type} ({values.logical}) is stored, which holds no {kind}")
+            raise ValueError("it has values, but no schema of the table has its source column")
+        raise ValueError(f"{values.type} ({values.logical}) is stored, which cannot be converted to {kind}")
 
     return read
 
 
 def numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
-    """One of `LONGS`, a row each; `absent` where there is none."""
+    """One field of `LONGS` for each row; `absent` for null."""
     return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

@@ -1,7 +1,6 @@
-"""Some rows of a decoded manifest as a manifest of their own, to be read without the others.
+"""Some rows of a decoded manifest as a manifest of their own, independent of the others.
 
-Numbers are copied, and of the heap what the rows have in it: what is left costs what it holds, however large the
-manifest was.
+Numbers and the rows' part of the heap are copied, so the memory depends on the rows, not on the manifest.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues, Spans
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 
 Longs = NDArray[np.int64]
 _OBJECT_BYTES = 300
-"""Of an array beside its numbers, with its place in a dict."""
+"""Memory of an array in addition to its numbers, including its dict entry."""
 
 
 def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
-    """`rows` int64[n] are rows of the manifest, ascending, none twice; they keep their order."""
-    found = DecodedManifest(
+    """`rows`, int64[n]: distinct rows of the manifest, ascending; they keep their order."""
+    subset = DecodedManifest(
         location=decoded.location,
         rows=len(rows),
         metadata=decoded.metadata,
@@ -34,15 +33,15 @@ def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
         bounds={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
         heap=decoded.heap,
     )
-    return _gathered(found)
+    return _compact(subset)
 
 
 def size_of(decoded: DecodedManifest) -> int:
-    """Bytes of memory, about."""
+    """Approximate memory in bytes."""
     arrays = [array for spans in _all_spans(decoded) for array in spans]
     arrays += decoded.longs.values()
-    arrays += [array for name in decoded.counts.values() for given in name.values() for array in given]
-    arrays += [array for given in decoded.lists.values() for array in given]
+    arrays += [array for name in decoded.counts.values() for columns in name.values() for array in columns]
+    arrays += [array for columns in decoded.lists.values() for array in columns]
     return int(decoded.heap.nbytes + sum(array.nbytes + _OBJECT_BYTES for array in arrays))
 
 
@@ -55,7 +54,7 @@ def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
     return counts[rows], values[_places(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
 
 
-def _partition(values: PartitionValues, rows: Longs) -> PartitionValues:
+def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
     def some(array: Any) -> Any:
         return None if array is None else array[rows]
 
@@ -66,33 +65,33 @@ def _partition(values: PartitionValues, rows: Longs) -> PartitionValues:
 
 
 def _by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
-    found = {}
+    by_column = {}
     for column, (at, *values) in columns.items():
         if len(at) == of:  # each row has one
-            found[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
+            by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
             continue
         places = at.searchsorted(rows)
         here = np.flatnonzero(at.take(places, mode="clip") == rows) if len(at) else places[:0]
         if len(here):
-            found[column] = (here.astype(at.dtype), *(array[places[here]] for array in values))
-    return found
+            by_column[column] = (here.astype(at.dtype), *(array[places[here]] for array in values))
+    return by_column
 
 
 def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
-    for spans in (*decoded.texts.values(), *(one.spans for one in decoded.partition if one.spans is not None)):
+    for spans in (*decoded.texts.values(), *(field.spans for field in decoded.partition if field.spans is not None)):
         yield spans.starts, spans.lengths
     for columns in decoded.bounds.values():
         for _, starts, lengths in columns.values():
             yield starts, lengths
 
 
-def _gathered(decoded: DecodedManifest) -> DecodedManifest:
-    """With a heap of nothing but what its spans name."""
+def _compact(decoded: DecodedManifest) -> DecodedManifest:
+    """The manifest with a heap of only the bytes that its spans refer to."""
     spans = list(_all_spans(decoded))
-    lengths = [np.maximum(one, 0).astype(np.int64) for _, one in spans]
+    lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
     heap = decoded.heap[_places(np.concatenate([starts for starts, _ in spans]), sizes)]
-    moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(one) for one in lengths])[:-1]))
+    moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
 
     def again(spans: Spans) -> Spans:
         return Spans(next(moved), spans.lengths)
@@ -110,6 +109,6 @@ def _gathered(decoded: DecodedManifest) -> DecodedManifest:
 
 
 def _places(starts: Longs, sizes: Longs) -> Longs:
-    """int64[sum of sizes]: `sizes` places each from its start on, one after another."""
+    """int64[sum of sizes]: `sizes` consecutive positions from each start, concatenated."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Manifests and manifest lists written, and entries read back whole, to be written again.
+"""Writes manifests and manifest lists, and reads entries back to rewrite them.
 
 Spec: "Manifests", "Manifest Lists", "Sequence Number Inheritance", "First Row ID Inheritance", "First Row ID
-Assignment". What a file cannot know before its commit (its snapshot, its sequence number, its first row id) is null in
-the manifest and comes from the manifest list, so that a commit that has to be tried again rewrites only that. Reading
-fills it in. Bytes in, bytes out; the same input makes the same bytes.
+Assignment". Values that a file cannot know before its commit (snapshot, sequence number, first row id) are null in the
+manifest and inherited from the manifest list, so that a retried commit rewrites only the list. Reading fills them in.
+Bytes in, bytes out; equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
-    """One file of a manifest. In an entry that is to be written, None is what the reader inherits."""
+    """One file of a manifest. In an entry to write, None means that the reader inherits the value."""
 
     status: int
     """0 existing, 1 added, 2 deleted."""
     snapshot_id: int | None
-    """That added the file, or for status deleted: removed it."""
+    """The snapshot that added the file or, for status deleted, removed it."""
     sequence_number: int | None
-    """Of the data: delete files apply to it, or it applies to data files, by this one."""
+    """The data sequence number, which determines which delete files apply."""
     file_sequence_number: int | None
-    """Of the snapshot that added the file; None in files that were written before the field was there."""
+    """The sequence number of the snapshot that added the file; None if its writer did not know the field."""
     file: ContentFile
 
     @property
@@ -48,7 +48,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class WrittenManifest:
-    """A manifest's bytes, and what a manifest list will say of it."""
+    """A manifest's bytes, and its values in a manifest list."""
 
     data: bytes
     spec_id: int
@@ -59,10 +59,10 @@ class WrittenManifest:
     rows: dict[int, int]
     partitions: tuple[FieldSummary, ...] | None
     min_sequence_number: int | None
-    """Of the live entries that say one."""
+    """The minimum over live entries with a sequence number."""
 
     def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        """The manifest list's row for the manifest as a file at `path` that this snapshot adds."""
+        """The entry of the manifest list for the manifest as a file at `path` that this snapshot adds."""
         known = self.min_sequence_number
         least = sequence_number if known is None else min(known, sequence_number)
         return ManifestFile(
@@ -86,11 +86,11 @@ class WrittenManifest:
 def write_manifest(
     entries: Iterable[ManifestEntry], *, metadata: TableMetadata, spec_id: int, content: int
 ) -> WrittenManifest:
-    """A manifest of the table's format version, packed as its properties ask for (spec: "Manifests").
+    """A manifest of the table's format version, compressed as its properties define (spec: "Manifests").
 
-    `content` is 0 for data files, 1 for delete files. In version 1 every entry says its snapshot; later, an entry
-    that was not added says its sequence number. An added data file's first row id is not written: it is the commit's
-    to assign. ValueError for entries that do not belong there, BadRequest for properties that mean nothing.
+    `content` is 0 for data files, 1 for delete files. In version 1 every entry has its snapshot id; later, an entry
+    that was not added has its sequence number. The first row id of an added data file is not written, because the
+    commit assigns it. ValueError for entries that do not belong there, BadRequest for invalid properties.
     """
     spec = metadata.spec(spec_id)
     if spec is None:
@@ -98,8 +98,8 @@ def write_manifest(
     version = metadata.format_version
     if content != DATA_MANIFEST and version == 1:
         raise ValueError("a table of format version 1 has no delete files")
-    held = tuple(entries)
-    for entry in held:
+    listed = tuple(entries)
+    for entry in listed:
         _check(entry, spec_id, content, version)
     types = partition_types(metadata, spec)
     schema, write = entry_record(version, spec.fields, types)
@@ -112,23 +112,23 @@ def write_manifest(
     }
     if version > 1:
         header["content"] = "deletes" if content else "data"
-    data = write_container(schema, map(write, map(_writable, held)), header, codec_of(metadata.properties))
+    data = write_container(schema, map(write, map(_writable, listed)), header, codec_of(metadata.properties))
     files, rows = Counter[int](), Counter[int]()
-    for entry in held:
+    for entry in listed:
         files[entry.status] += 1
         rows[entry.status] += entry.file.record_count
-    numbers = [entry.sequence_number for entry in held if entry.is_live and entry.sequence_number is not None]
-    partitions = _summaries([entry.file.partition for entry in held], types)
+    numbers = [entry.sequence_number for entry in listed if entry.is_live and entry.sequence_number is not None]
+    partitions = _summaries([entry.file.partition for entry in listed], types)
     return WrittenManifest(data, spec_id, content, version, files, rows, partitions, min(numbers, default=None))
 
 
 def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
     file = entry.file
     if file.spec_id != spec_id or (file.content != DATA) != (content != DATA_MANIFEST):
-        raise ValueError(f"{file.file_path} is of another partition spec, or of the other kind of manifest")
+        raise ValueError(f"{file.file_path} has another partition spec, or another content than the manifest")
     if version == 1:
         if entry.snapshot_id is None:
-            raise ValueError(f"{file.file_path}: in format version 1 an entry inherits no snapshot")
+            raise ValueError(f"{file.file_path}: in format version 1 an entry requires a snapshot id")
     elif entry.status != ADDED and entry.sequence_number is None:
         raise ValueError(f"{file.file_path}: only an added file inherits its sequence number")
 
@@ -141,19 +141,19 @@ def _writable(entry: ManifestEntry) -> ManifestEntry:
 
 
 def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
-    """Summaries of each partition field over all entries, deleted ones too, as Java's writers have them.
+    """Summaries of each partition field over all entries including deleted ones, as in Java's writers.
 
-    None where bounds of uuids depend on whether a reader orders them by bytes, or like Java by two signed halves: it
-    would lose files by the other's bounds, and takes a field without bounds for one that is always null.
+    None if the bounds of UUIDs depend on the reader's order, by bytes or like Java by two signed halves: a reader would
+    lose files with bounds in the other order, and treats a field without bounds as always null.
     """
     columns = zip(*partitions, strict=True) if partitions else ((),) * len(types)
-    found = [_summary(kind, column) for kind, column in zip(types, columns, strict=True)]
-    summaries = tuple(summary for summary in found if summary is not None)
-    return summaries if len(summaries) == len(found) else None
+    of_fields = [_summary(kind, column) for kind, column in zip(types, columns, strict=True)]
+    summaries = tuple(summary for summary in of_fields if summary is not None)
+    return summaries if len(summaries) == len(of_fields) else None
 
 
 def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
-    """Spec: "Manifest Lists", `field_summary`: NaN is in no bound, and -0.0 is below 0.0."""
+    """Spec: "Manifest Lists", `field_summary`: bounds exclude NaN, and -0.0 is below 0.0."""
     present: list[Any] = [value for value in values if value is not None]
     numbers = [value for value in present if value == value]
     null, nan = len(present) < len(values), len(numbers) < len(present)
@@ -196,8 +196,8 @@ def write_manifest_list(
 ) -> bytes:
     """The manifest list of a snapshot (spec: "Manifest Lists"), deflated as by Java's writers.
 
-    In version 3 data manifests have their first row ids (`assign_first_row_ids`); ValueError where one has none.
-    Corrupt for a manifest of which an older list did not say what this version has to.
+    In version 3 data manifests have first row ids (`assign_first_row_ids`); ValueError for one without. Corrupt for a
+    manifest whose older list lacks a field that this version requires.
     """
     header = {
         "snapshot-id": str(snapshot_id),
@@ -220,22 +220,22 @@ def _check_listed(manifest: ManifestFile, version: int) -> None:
         raise ValueError(f"{path}: no first row id was assigned")
     for name in ("added_snapshot_id",) if version == 1 else ("added_snapshot_id", *_COUNTS):
         if getattr(manifest, name) is None:
-            raise Corrupt(f"{path}: the manifest list it comes from does not say its {name}")
+            raise Corrupt(f"{path}: its manifest list lacks {name}")
 
 
 def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:
-    """The manifests of a version 3 snapshot, each data manifest with a first row id, and the table's next row id.
+    """(manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row id).
 
-    Spec: "First Row ID Assignment". A manifest keeps the one that it has. One that has none gets as many ids as it has
-    live rows, though those of its existing files may have theirs already: only the manifest knows. What the next row
-    id moves by is the snapshot's `added-rows`. Corrupt for a manifest without row counts.
+    Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids as it has
+    live rows, although its existing files may already have ids, which only the manifest shows. The snapshot's
+    `added-rows` is the increase of the next row id. Corrupt for a manifest without row counts.
     """
     assigned = []
     for manifest in manifests:
         if manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
             added, existing = manifest.added_rows_count, manifest.existing_rows_count
             if added is None or existing is None:
-                raise Corrupt(f"{manifest.manifest_path}: the manifest list it comes from does not say its rows")
+                raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks its row counts")
             manifest = msgspec.structs.replace(manifest, first_row_id=next_row_id)
             next_row_id += added + existing
         assigned.append(manifest)
@@ -243,49 +243,49 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
 
 
 def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The live entries of a manifest in the order of the file, with all that they inherit from the manifest list.
+    """The live entries of a manifest in the order of the file, with all values inherited from the manifest list.
 
-    Partition values come in the types of `partition_types`, in the order of the table's spec. Corrupt names the
-    manifest: for bytes that are none, are cut off, or hold what the manifest list or the table does not know.
+    Partition values have the types of `partition_types`, in the order of the table's spec. Corrupt, with the manifest's
+    path, for invalid or truncated bytes, and for anything that contradicts the manifest list or the table.
     """
     if len(data) != manifest.manifest_length:
         raise Corrupt(
-            f"{manifest.manifest_path} has {len(data)} bytes; the manifest list says {manifest.manifest_length}"
+            f"{manifest.manifest_path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}"
         )
     return entries_of(decode_manifest(data, manifest.manifest_path), manifest, metadata)
 
 
 def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """As `read_entries`, of a manifest that is decoded."""
+    """The same as `read_entries`, for a decoded manifest."""
     path = manifest.manifest_path
     spec = metadata.spec(manifest.partition_spec_id)
     if spec is None:
-        raise Corrupt(f"{path} has the partition spec {manifest.partition_spec_id}, the table has not")
+        raise Corrupt(f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata lack")
     files = content_files(decoded, spec, partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
     snapshots = numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
     data_numbers = _inherited(decoded, "sequence_number", manifest)
     if None in data_numbers:
-        raise Corrupt(f"{path}: an existing file has no sequence number, and only added ones inherit it")
+        raise Corrupt(f"{path}: an existing file has no sequence number, which only added files inherit")
     file_numbers = _inherited(decoded, "file_sequence_number", manifest)
     kinds = (DATA,) if manifest.content == DATA_MANIFEST else (1, 2)
     next_row_id = manifest.first_row_id if manifest.content == DATA_MANIFEST else None
-    found = []
+    entries = []
     for i, file in enumerate(files):
         if file.content not in kinds:
-            raise Corrupt(f"{path}: {file.file_path} is of content {file.content}, not of its manifest's")
+            raise Corrupt(f"{path}: {file.file_path} has content {file.content}, unlike its manifest")
         if next_row_id is None:
-            # spec: without a first row id of the manifest there is none to inherit, and what is left is of no use
+            # spec: without the manifest's first row id none is inherited, and the files' own ids are ignored
             file = msgspec.structs.replace(file, first_row_id=None) if file.first_row_id is not None else file
         elif file.first_row_id is None:
             file = msgspec.structs.replace(file, first_row_id=next_row_id)
             next_row_id += file.record_count
-        found.append(ManifestEntry(status[i], snapshots[i], data_numbers[i], file_numbers[i], file))
-    return found
+        entries.append(ManifestEntry(status[i], snapshots[i], data_numbers[i], file_numbers[i], file))
+    return entries
 
 
 def _inherited(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
-    """Spec: "Sequence Number Inheritance": added files inherit the manifest's; version 1's is 0, for all."""
+    """Spec: "Sequence Number Inheritance": added files inherit the manifest's; in version 1 it is 0 for all."""
     own = manifest.sequence_number
     added = (decoded.longs["status"] == ADDED).tolist()
     return [

@@ -1,10 +1,10 @@
-"""The working copy of table metadata while the updates of one commit are applied to it.
+"""The working copy of table metadata to which the updates of one commit are applied.
 
-Mutable on purpose and never seen outside this room: a commit that expires a thousand snapshots arrives as a thousand
-updates, and a new immutable value for each would cost the square of the history. `build` checks the whole and hands
-back an immutable `TableMetadata`, or the base itself when nothing changed. Semantics are those of Java's
-`TableMetadata.Builder` but for three, each of them milder or safer: adding again what exists makes it the "last
-added"; ids a client left out of a partition spec are assigned; the UUID of an existing table cannot be changed.
+It is mutable, and private to this package: a commit that expires a thousand snapshots has a thousand updates, and a new
+immutable value for each would be quadratic in the history. `build` validates the result and returns an immutable
+`TableMetadata`, or the base if nothing changed. The semantics are those of Java's `TableMetadata.Builder` except for
+three, which are more lenient or safer: adding an existing item makes it the "last added" item; missing ids of a
+partition spec are assigned; the UUID of an existing table cannot change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LAST_ADDED = -1
 
 
 class TableBuilder:
-    """`base` None starts an empty table of `format_version`; `now_ms` becomes the time of the commit."""
+    """`base` None starts an empty table of `format_version`; `now_ms` is the time of the commit."""
 
     def __init__(self, base: TableMetadata | None, *, format_version: int, now_ms: int) -> None:
         self._base = base
@@ -50,7 +50,7 @@ class TableBuilder:
         self.format_version = format_version if base is None else base.format_version
         self.uuid = None if base is None else base.table_uuid
         self.location = None if base is None else base.location
-        # a clock that stepped back must not make the metadata older than its own history
+        # a clock that stepped back must not make the metadata older than its history
         self.now_ms = now_ms if base is None else max(now_ms, base.last_updated_ms)
         logged_ms = base.snapshot_log[-1].timestamp_ms if base is not None and base.snapshot_log else 0
         self._clock_was_ahead = max(self.now_ms, logged_ms) - now_ms > CLOCK_SKEW_MS
@@ -126,8 +126,8 @@ class TableBuilder:
 
     # schema
 
-    def add_schema(self, given: Schema) -> None:
-        schema = schemas.checked(given)
+    def add_schema(self, added: Schema) -> None:
+        schema = schemas.checked(added)
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
         same = next((known.id for known in self.schemas.values() if known.same_as(schema)), None)
@@ -165,15 +165,15 @@ class TableBuilder:
 
     # partition specs
 
-    def add_spec(self, given: PartitionSpec) -> None:
-        known = next((spec.spec_id for spec in self.specs.values() if spec.same_fields(given)), None)
-        if known is None:
+    def add_spec(self, added: PartitionSpec) -> None:
+        existing_id = next((spec.spec_id for spec in self.specs.values() if spec.same_fields(added)), None)
+        if existing_id is None:
             schema = self._current_schema()
-            partition.check_names(given, schema)
-            partition.check_compatible(given, schema)
-            known = max(self.specs, default=-1) + 1
-            self._put_spec(msgspec.structs.replace(given, spec_id=known))
-        self._last_spec_id = known
+            partition.check_names(added, schema)
+            partition.check_compatible(added, schema)
+            existing_id = max(self.specs, default=-1) + 1
+            self._put_spec(msgspec.structs.replace(added, spec_id=existing_id))
+        self._last_spec_id = existing_id
 
     def _put_spec(self, spec: PartitionSpec) -> None:
         if any(field.field_id is None for field in spec.fields):
@@ -207,14 +207,14 @@ class TableBuilder:
 
     # sort orders
 
-    def add_sort_order(self, given: SortOrder) -> None:
-        known = next((order.order_id for order in self.orders.values() if order.fields == given.fields), None)
-        if known is None:
-            sort_order.check_compatible(given, self._current_schema())
-            known = max((*self.orders, 0)) + 1 if given.fields else sort_order.UNSORTED.order_id
-            self.orders[known] = SortOrder(known, given.fields)
+    def add_sort_order(self, added: SortOrder) -> None:
+        existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
+        if existing_id is None:
+            sort_order.check_compatible(added, self._current_schema())
+            existing_id = max((*self.orders, 0)) + 1 if added.fields else sort_order.UNSORTED.order_id
+            self.orders[existing_id] = SortOrder(existing_id, added.fields)
             self.changed = True
-        self._last_order_id = known
+        self._last_order_id = existing_id
 
     def set_default_sort_order(self, order_id: int) -> None:
         if order_id == LAST_ADDED:
@@ -229,7 +229,7 @@ class TableBuilder:
     # snapshots and references
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Raises CommitConflict where the snapshot was made on older metadata: refreshing and retrying will help."""
+        """CommitConflict if the snapshot is based on older metadata: the client should refresh and retry."""
         for what, present in (
             ("schema", self.schemas),
             ("partition spec", self.specs),
@@ -261,7 +261,7 @@ class TableBuilder:
                 "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
                 f"{snapshot.first_row_id} < {self.next_row_id}"
             )
-        # Java adds the rows to the table's counter; from the snapshot's own start no row id can be given out twice
+        # Java adds the rows to the table's counter; counting from the snapshot's start never assigns a row id twice
         self.next_row_id = snapshot.first_row_id + snapshot.added_rows
 
     def set_ref(self, name: str, ref: SnapshotRef) -> None:
@@ -282,11 +282,11 @@ class TableBuilder:
         added_now = snapshot.snapshot_id in self._added_snapshots
         if added_now:
             self._passed_main.add(snapshot.snapshot_id)
-        # a rollback to an existing snapshot happens now, not when that snapshot was made
+        # a rollback to an existing snapshot is dated now, not when that snapshot was created
         when = snapshot.timestamp_ms if added_now else self.now_ms
         if self._clock_was_ahead:
-            # Else nobody could commit until the clock has caught up. The log holds when the table was updated, which no
-            # reader lets go back; what the snapshot says of itself stays.
+            # Otherwise no client could commit until the clock catches up. The log has the times of updates, which
+            # readers require to ascend; the snapshot's own timestamp stays.
             when = max(when, self.now_ms)
         self.snapshot_log.append(SnapshotLogEntry(when, snapshot.snapshot_id))
 
@@ -296,7 +296,7 @@ class TableBuilder:
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
-        """Unknown ids are ignored: two services may expire the same snapshot."""
+        """Ignores unknown ids: two services may expire the same snapshot."""
         removed: set[int] = set()
         for snapshot_id in snapshot_ids:
             if self.snapshots.pop(snapshot_id, None) is not None:
@@ -335,7 +335,7 @@ class TableBuilder:
         self.changed |= self.keys.pop(key_id, None) is not None
 
     def build(self) -> TableMetadata:
-        """The result, checked as a whole; the base itself when no update changed anything. Raises BadRequest."""
+        """The validated result, or the base if no update changed anything. Raises BadRequest."""
         if not self.changed and self._base is not None:
             return self._base
         if self.location is None:
@@ -377,14 +377,14 @@ class TableBuilder:
         return result
 
     def _finished_log(self) -> tuple[SnapshotLogEntry, ...]:
-        """The log without snapshots that were current only inside this commit, and without history before a gap."""
+        """The log without snapshots that were current only within this commit, and without history before a gap."""
         intermediate = self._passed_main - {self.current_snapshot_id}
         log = self.snapshot_log
         if intermediate or self._removed_snapshots:
             log = []
             for entry in self.snapshot_log:
                 if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
-                    # what was current before the gap can no longer be told: time travel into it would be wrong
+                    # the snapshot that was current before the gap is unknown: time travel into it would be wrong
                     log.clear()
                 elif entry.snapshot_id not in intermediate:
                     log.append(entry)
@@ -392,7 +392,7 @@ class TableBuilder:
         return tuple(log)
 
     def _check_times(self, log: list[SnapshotLogEntry]) -> None:
-        """Only what this commit appended: an old table's odd history must not make it impossible to change."""
+        """Checks only entries of this commit: irregular history of an old table must not block its commits."""
         appended = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
         recent = log[max(0, len(log) - appended - 1) :]
         for before, after in itertools.pairwise(recent):

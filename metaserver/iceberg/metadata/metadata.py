@@ -1,7 +1,7 @@
-"""Table metadata, versions 1 to 3, as one immutable value (Iceberg spec: "Table Metadata").
+"""Table metadata, format versions 1 to 3, as one immutable value (Iceberg spec: "Table Metadata").
 
-Version 1's older spellings (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json` reads and
-writes them, and everything else sees one shape. Nothing here is changed in place; the mappings are not to be either.
+Older fields of version 1 (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json` converts them, and
+all other code uses one form. Nothing is modified in place, including the mappings.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FORMAT_VERSION_MAX = 3
 ROW_LINEAGE_MIN_FORMAT_VERSION = 3
 
 CLOCK_SKEW_MS = 60_000
-"""How far back logged times may step before Java refuses to read the metadata."""
+"""How far logged times may step back before Java rejects the metadata."""
 
 
 class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
-    """Times are milliseconds since the epoch. `current_snapshot_id` is None where JSON may say -1."""
+    """Times are milliseconds since the epoch. `current_snapshot_id` is None where JSON may have -1."""
 
     format_version: int
     table_uuid: str | None
@@ -98,7 +98,9 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
 
 
 def check_invariants(m: TableMetadata) -> None:
-    """Raises BadRequest naming the first contradiction between the parts; every writer and reader relies on these."""
+    """BadRequest with the first contradiction between parts of the metadata; every writer and reader relies on
+    these.
+    """
     if not 1 <= m.format_version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{m.format_version} (supported: v{FORMAT_VERSION_MAX})")
     if m.table_uuid is None and m.format_version > 1:
@@ -143,12 +145,11 @@ def _check_snapshots(m: TableMetadata) -> None:
 def with_previous_file(
     m: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
 ) -> tuple[TableMetadata, list[str]]:
-    """The metadata with its predecessor's file at the end of the metadata log, and the files that fell off its start.
+    """The metadata with its predecessor's file added to the metadata log, and the files removed from the log's start.
 
-    `previous_timestamp_ms` is the predecessor's `last_updated_ms`. The log keeps `max_entries`, by default the table's
-    property `write.metadata.previous-versions-max` (100), and never fewer than one. Whether the files that fell off are
-    deleted is the caller's decision (`write.metadata.delete-after-commit.enabled`). Raises BadRequest for a property
-    that is not an integer.
+    `previous_timestamp_ms` is the predecessor's `last_updated_ms`. The log has `max_entries`, by default the table's
+    property `write.metadata.previous-versions-max` (100), and at least one. The caller decides whether to delete the
+    removed files (`write.metadata.delete-after-commit.enabled`). BadRequest for a property that is not an integer.
     """
     if max_entries is None:
         max_entries = props.as_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)

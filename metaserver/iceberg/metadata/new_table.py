@@ -1,7 +1,7 @@
-"""Metadata of a table that does not exist yet, from what a create request carries.
+"""Metadata of a new table, from a create request.
 
-Every id is assigned anew, as Java's `TableMetadata.newTableMetadata` does: whatever numbering the client used for its
-columns, partitions and sort fields, the table starts at column 1, partition field 1000, schema 0, spec 0.
+All ids are assigned, as by Java's `TableMetadata.newTableMetadata`: for any ids of the client, the table starts at
+column 1, partition field 1000, schema 0, spec 0.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def new_table(
 ) -> TableMetadata:
     """The first metadata of a table; `schema`, `partition_spec` and `sort_order` are the request's JSON values.
 
-    The property `format-version` chooses the version and, like every reserved property, is not stored. New tables
-    write Parquet with zstd unless a property says otherwise. Raises BadRequest for anything the format forbids.
+    The property `format-version` selects the version and, like every reserved property, is not stored. New tables
+    default to Parquet with zstd. BadRequest for anything that the format forbids.
     """
     version = props.as_int(properties, props.FORMAT_VERSION, default_format_version)
     if not 1 <= version <= FORMAT_VERSION_MAX:
@@ -107,7 +107,7 @@ def _fresh_order(value: object, given: Schema, renumbered: Mapping[int, int]) ->
 
 
 def _renumber(source_id: int, renumbered: Mapping[int, int]) -> int:
-    # only a void partition field may name a column that is not in the schema, and a new table has no past to keep
+    # only a void partition field may refer to a missing column, and a new table has no dropped columns
     if source_id not in renumbered:
         raise BadRequest(f"Cannot find source column {source_id} in schema")
     return renumbered[source_id]

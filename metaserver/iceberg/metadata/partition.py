@@ -1,7 +1,7 @@
 """Partition specs (Iceberg spec: "Partitioning"): their JSON structs, field ids and compatibility with a schema.
 
-A spec refers to columns by id only. It is bound to a schema when it is added and when either becomes current; specs
-of the past are kept even when their source columns are gone, so that old files can still be interpreted.
+A spec refers to columns by id. It is validated against a schema when it is added and when either becomes current; old
+specs are kept even without their source columns, so that old files can still be interpreted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metaserver.iceberg.types.schema import Schema, StructType, is_primitive, ty
 from metaserver.iceberg.types.transforms import VOID, accepts, canonical
 
 FIELD_ID_START = 1000
-"""Partition field ids start here; an unpartitioned table's last-partition-id is one less."""
+"""The first partition field id; an unpartitioned table's last-partition-id is one less."""
 
 
 class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
@@ -64,13 +64,13 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return found
 
     def same_fields(self, other: PartitionSpec) -> bool:
-        """Equal but for spec and field ids (spec: such a spec is not added twice)."""
-        mine = [(field.sources, field.transform, field.name) for field in self.fields]
-        return mine == [(field.sources, field.transform, field.name) for field in other.fields]
+        """Whether the specs are equal except for spec and field ids (spec: such a spec is not added twice)."""
+        own = [(field.sources, field.transform, field.name) for field in self.fields]
+        return own == [(field.sources, field.transform, field.name) for field in other.fields]
 
 
 class PartitionSpecInput(msgspec.Struct, frozen=True, rename="kebab"):
-    """A spec as a client sends it: the server assigns what ids are missing."""
+    """A spec from a client: the server assigns missing ids."""
 
     fields: tuple[PartitionField, ...]
     spec_id: Int32 = 0
@@ -80,7 +80,7 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 
 def checked(spec: PartitionSpecInput) -> PartitionSpec:
-    """The client's spec in canonical spelling; field ids all present, or all absent. Raises BadRequest."""
+    """The client's spec in canonical form; field ids are all present or all absent. Raises BadRequest."""
     fields = tuple(_checked_field(field) for field in spec.fields)
     given = [field.field_id for field in fields if field.field_id is not None]
     if given and len(given) != len(fields):
@@ -106,7 +106,7 @@ def _checked_field(field: PartitionField) -> PartitionField:
 
 
 def numbered(spec: PartitionSpec) -> PartitionSpec:
-    """Field ids 1000, 1001, … where the spec has none: what readers of old version 1 metadata assume."""
+    """Field ids 1000, 1001, … for a spec without ids, as readers of old version 1 metadata assume."""
     return with_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
 
 
@@ -120,7 +120,9 @@ def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
 
 
 def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
-    """Ids for a spec that came without: those of equal fields in `existing`, else the next free ones (spec, v2)."""
+    """Ids for a spec without ids: those of equal fields in `existing`, otherwise the next free ids (spec, version
+    2).
+    """
     known = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
     ids: list[int] = []
     for field in spec.fields:
@@ -137,7 +139,7 @@ def has_sequential_ids(spec: PartitionSpec) -> bool:
 
 
 def check_names(spec: PartitionSpec, schema: Schema) -> None:
-    """Raises BadRequest where Java could not parse the spec beside the schema: empty, repeated or clashing names."""
+    """BadRequest for names that Java could not parse with the schema: empty, repeated or conflicting ones."""
     seen: set[str] = set()
     for field in spec.fields:
         if not field.name:
@@ -151,10 +153,10 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
 
 
 def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
-    """Raises BadRequest unless each field can be computed from the schema's columns."""
+    """BadRequest unless each field can be computed from the schema's columns."""
     for field in spec.fields:
         if field.is_void:
-            # what version 1 leaves in place of a dropped field: its source may be gone
+            # version 1 replaces a dropped field by it: its source may be missing
             continue
         for source_id in field.sources:
             _check_source(field, source_id, schema)
@@ -168,6 +170,6 @@ def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None
         raise BadRequest(f"Cannot partition by non-primitive source field: {type_name(column.type)}")
     if not accepts(canonical(field.transform), column.type):
         raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")
-    for parent in schema.around(column):
+    for parent in schema.ancestors(column):
         if not isinstance(parent.type, StructType):
             raise BadRequest(f"Invalid partition field parent: {type_name(parent.type)}")

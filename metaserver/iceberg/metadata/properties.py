@@ -1,4 +1,4 @@
-"""Table and view properties that the catalog itself reads, and the checks Java makes when a table is created."""
+"""Table and view properties that the catalog reads, and Java's checks at table creation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CLIENT_FAMILIES = frozenset(
         *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
     )
 )
-"""First segments (up to a dot) of keys by which clients choose hosts, credentials, signers and key stores."""
+"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores."""
 _CLIENT_PREFIXES = ("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms")
 _CLIENT_KEYS = frozenset(
     ("uri", "url", "warehouse", "prefix", "scope", "audience", "resource", "botocore_session", "catalog-backend")
@@ -62,17 +62,17 @@ _INTEGER = re.compile(r"[+-]?\d{1,10}")
 
 @lru_cache(maxsize=8192)
 def steers_client(name: str) -> bool:
-    """Whether a client that reads a property of this name takes from it which host it talks to, where its secrets go,
-    or which code it loads. Spelling does not matter: case, spaces around it, full-width letters.
+    """Whether a property of this name selects the host that a client connects to, where its secrets go, or code that it
+    loads. Case, surrounding spaces and full-width letters are ignored.
 
-    PyIceberg lets the properties of a table outrank those of its catalog when it opens files (`_load_file_io` merges
-    catalog < table < `config`), and both it and Java load the location provider that a table names. The families are
-    those of PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole families, since each
-    release adds keys to them.
+    In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges catalog <
+    table < `config`), and PyIceberg and Java load the location provider that a table names. The prefixes are those of
+    PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole prefixes, because releases add keys
+    to them.
     """
     key = unicodedata.normalize("NFKC", name).strip().casefold()
     if _PER_COLUMN.fullmatch(key):
-        return False  # the rest of such a key is a column's name
+        return False  # the rest of such a key is a column name
     return (
         key in _CLIENT_KEYS
         or key.partition(".")[0].strip() in _CLIENT_FAMILIES
@@ -82,18 +82,18 @@ def steers_client(name: str) -> bool:
 
 
 def check_client_properties(properties: Mapping[str, str], what: str) -> None:
-    """BadRequest, naming the keys, for properties that belong into the configuration of a client's catalog."""
-    found = sorted(key for key in properties if steers_client(key))
-    if found:
+    """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog."""
+    refused = sorted(key for key in properties if steers_client(key))
+    if refused:
         raise BadRequest(
-            f"{what} may not have {', '.join(repr(key[:100]) for key in found[:5])}: such a property decides which "
+            f"{what} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides which "
             "host a client talks to, where its secrets go or which code it loads; set it in the configuration of the "
             "client's catalog instead"
         )
 
 
 def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """What is served of properties that were stored before they were refused, or by another catalog."""
+    """The properties to return to clients, for properties stored by older versions or other catalogs."""
     return {key: value for key, value in properties.items() if not steers_client(key)}
 
 
@@ -102,7 +102,7 @@ def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
-    """The property as a 32-bit integer. Raises BadRequest when it is set to something else."""
+    """The property as a 32-bit integer. BadRequest for another value."""
     value = properties.get(name)
     if value is None:
         return default
@@ -112,18 +112,18 @@ def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
 
 
 def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
-    """Java's reading: "true" in any case is true, everything else is false."""
+    """As Java parses it: "true" in any case is true, everything else is false."""
     value = properties.get(name)
     return default if value is None else value.lower() == "true"
 
 
 def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
-    """Where the metadata files of a table or view lie."""
+    """The folder of metadata files of a table or view."""
     return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
 
 
 def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
-    """What is only checked at creation, so that no existing table breaks. Raises BadRequest."""
+    """Checks at creation only, so that existing tables stay usable. Raises BadRequest."""
     for name in properties:
         if name.startswith(_METRICS_COLUMN):
             column = name.removeprefix(_METRICS_COLUMN)

@@ -1,7 +1,7 @@
-"""Requirements of the REST spec (`TableRequirement`, `ViewRequirement`): what must still hold for a commit to apply.
+"""Requirements of the REST spec (`TableRequirement`, `ViewRequirement`): conditions for applying a commit.
 
-The messages are Java's (`UpdateRequirement`), since clients and their tests look for them. A requirement that does not
-hold is a `CommitConflict`: the client refreshes and decides. One that cannot be read is a `BadRequest`.
+The messages are Java's (`UpdateRequirement`), because clients and their tests match them. A failed requirement is a
+`CommitConflict`: the client refreshes and decides. A malformed requirement is a `BadRequest`.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def _name(raw: object) -> str:
 
 
 def check_requirements(m: TableMetadata | None, requirements: Sequence[object]) -> None:
-    """Raises CommitConflict for the first requirement that does not hold; `m` is None when there is no table.
+    """CommitConflict for the first requirement that fails; `m` is None if there is no table.
 
-    Raises BadRequest for one that is unknown, malformed, about views, or beside `assert-create` (which stands alone).
+    BadRequest for one that is unknown, malformed, for views, or beside `assert-create`, which must be alone.
     """
     parsed: list[tuple[_Kind, Requirement]] = []
     for raw in requirements:
@@ -158,7 +158,7 @@ def check_requirements(m: TableMetadata | None, requirements: Sequence[object]) 
 
 
 def check_view_requirements(view_uuid: str, requirements: Sequence[object]) -> None:
-    """Raises CommitConflict unless each holds for the view of that UUID; BadRequest for one that cannot be read."""
+    """CommitConflict unless each holds for the view with this UUID; BadRequest for a malformed one."""
     for raw in requirements:
         name = _name(raw)
         if name not in VIEW_REQUIREMENTS:

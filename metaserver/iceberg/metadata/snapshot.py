@@ -1,7 +1,7 @@
-"""Snapshots, references, logs, statistics files and encryption keys as they stand in table metadata JSON.
+"""Snapshots, references, logs, statistics files and encryption keys as table metadata JSON has them.
 
-A snapshot's summary is kept as raw JSON: it is most of the bytes of a long history, and the catalog hands it on
-without looking inside. Decoding 10,000 snapshots costs milliseconds because of that.
+A snapshot's summary stays raw JSON: it is most of the bytes of a long history, and the catalog does not interpret it.
+So decoding 10,000 snapshots takes milliseconds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     summary: msgspec.Raw = _NO_SUMMARY
     manifest_list: str | None = None
     manifests: tuple[str, ...] | None = None
-    """Version 1 only: manifest paths in place of a manifest list."""
+    """Version 1 only: manifest paths instead of a manifest list."""
     schema_id: Int32 | None = None
     first_row_id: Int64 | None = None
     added_rows: Int64 | None = None
     key_id: str | None = None
 
     def summary_map(self) -> dict[str, str]:
-        """The summary, `operation` included; empty when the snapshot has none or it is not a map of strings."""
+        """The summary including `operation`; empty if the snapshot has none or it is not a map of strings."""
         try:
             return msgspec.json.decode(self.summary, type=dict[str, str])
         except msgspec.DecodeError:
@@ -41,7 +41,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
 
 
 class SnapshotInput(msgspec.Struct, frozen=True, rename="kebab"):
-    """A snapshot as a client sends it, its summary typed."""
+    """A snapshot from a client, with a typed summary."""
 
     snapshot_id: Int64
     timestamp_ms: Int64
@@ -108,34 +108,34 @@ class EncryptedKey(msgspec.Struct, frozen=True, omit_defaults=True, rename="keba
     properties: dict[str, str] | None = None
 
 
-def checked_snapshot(given: SnapshotInput, format_version: int) -> Snapshot:
-    """The client's snapshot as metadata keeps it. Raises BadRequest for what the format version forbids."""
-    sequence_number = given.sequence_number or 0
+def checked_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
+    """The client's snapshot in the form of metadata. BadRequest for what the format version forbids."""
+    sequence_number = snapshot.sequence_number or 0
     if format_version == 1 and sequence_number != 0:
         raise BadRequest(f"Sequence number must be 0 in v1: {sequence_number}")
     if sequence_number < 0:
         raise BadRequest(f"Invalid sequence number: {sequence_number} (must not be negative)")
-    if given.manifest_list is None and (format_version > 1 or given.manifests is None):
-        raise BadRequest(f"Invalid snapshot {given.snapshot_id}: missing required field `manifest-list`")
-    if given.first_row_id is not None:
-        if given.first_row_id < 0:
-            raise BadRequest(f"Invalid first-row-id (cannot be negative): {given.first_row_id}")
-        if given.added_rows is None:
+    if snapshot.manifest_list is None and (format_version > 1 or snapshot.manifests is None):
+        raise BadRequest(f"Invalid snapshot {snapshot.snapshot_id}: missing required field `manifest-list`")
+    if snapshot.first_row_id is not None:
+        if snapshot.first_row_id < 0:
+            raise BadRequest(f"Invalid first-row-id (cannot be negative): {snapshot.first_row_id}")
+        if snapshot.added_rows is None:
             raise BadRequest("Invalid added-rows (required when first-row-id is set): null")
-    if given.added_rows is not None and given.added_rows < 0:
-        raise BadRequest(f"Invalid added-rows (cannot be negative): {given.added_rows}")
+    if snapshot.added_rows is not None and snapshot.added_rows < 0:
+        raise BadRequest(f"Invalid added-rows (cannot be negative): {snapshot.added_rows}")
     return Snapshot(
-        given.snapshot_id,
-        given.timestamp_ms,
+        snapshot.snapshot_id,
+        snapshot.timestamp_ms,
         sequence_number,
-        given.parent_snapshot_id,
-        _summary(given.summary),
-        given.manifest_list,
-        None if given.manifest_list is not None else given.manifests,
-        given.schema_id,
-        given.first_row_id if format_version >= 3 else None,
-        given.added_rows if format_version >= 3 else None,
-        given.key_id,
+        snapshot.parent_snapshot_id,
+        _summary(snapshot.summary),
+        snapshot.manifest_list,
+        None if snapshot.manifest_list is not None else snapshot.manifests,
+        snapshot.schema_id,
+        snapshot.first_row_id if format_version >= 3 else None,
+        snapshot.added_rows if format_version >= 3 else None,
+        snapshot.key_id,
     )
 
 
@@ -148,7 +148,7 @@ def _summary(summary: dict[str, str] | None) -> msgspec.Raw:
 
 
 def checked_ref(ref: SnapshotRef) -> SnapshotRef:
-    """The reference with its type in lower case. Raises BadRequest for values a branch or tag cannot have."""
+    """The reference with its type in lower case. BadRequest for values that a branch or tag cannot have."""
     kind = ref.type.lower()
     if kind not in ("branch", "tag"):
         raise BadRequest(f"Invalid snapshot ref type: {ref.type} (branch or tag)")
@@ -166,7 +166,7 @@ def checked_ref(ref: SnapshotRef) -> SnapshotRef:
 
 
 def checked_key(key: EncryptedKey) -> EncryptedKey:
-    """Raises BadRequest unless the key's metadata is base64."""
+    """BadRequest unless the key's metadata is base64."""
     try:
         binascii.a2b_base64(key.encrypted_key_metadata.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):

@@ -1,6 +1,6 @@
 """Sort orders (Iceberg spec: "Sorting"): their JSON structs and compatibility with a schema.
 
-Order id 0 is the unsorted order and nothing else; every other order has at least one field.
+Order id 0 is the unsorted order; every other order has at least one field.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNSORTED = SortOrder(0, ())
 
 
 def checked(order: SortOrder) -> SortOrder:
-    """The client's order in canonical spelling. Raises BadRequest."""
+    """The client's order in canonical form. Raises BadRequest."""
     if not order.fields:
         if order.order_id != 0:
             raise BadRequest("Unsorted order ID must be 0")
@@ -64,7 +64,7 @@ def _checked_field(field: SortField) -> SortField:
 
 
 def check_compatible(order: SortOrder, schema: Schema) -> None:
-    """Raises BadRequest unless each field can be computed from the schema's columns."""
+    """BadRequest unless each field can be computed from the schema's columns."""
     for field in order.fields:
         for source_id in field.sources:
             column = schema.column(source_id)

@@ -1,9 +1,9 @@
-"""Table metadata to and from JSON (Iceberg spec, appendix C), each format version with what its readers need.
+"""Conversion of table metadata from and to JSON (Iceberg spec, appendix C), for each format version.
 
-Written as Java's TableMetadataParser writes it, since that is what every engine is tested against: version 1 repeats
-the current schema and spec under their old names and has no sequence number; "no current snapshot" is -1 up to
-version 2 and null from version 3; version 3 always has `next-row-id`. Gzipped input is told by its first bytes, not
-by its name. Every stored file is read before it is trusted: what contradicts itself is `Corrupt`, naming the file.
+The output follows Java's TableMetadataParser, which every engine is tested against: version 1 repeats the current
+schema and spec under their old names and has no sequence number; "no current snapshot" is -1 up to version 2 and null
+in version 3; version 3 always has `next-row-id`. Gzip is detected by its first bytes, not by the file name. Every
+stored file is validated when it is read: a contradiction is `Corrupt`, with the file's location.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from metaserver.iceberg.types.reading import Int32, Int64
 from metaserver.iceberg.types.schema import Schema, with_id
 
 _UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
-"""So many bytes any file may unpack to, and so many times its size beyond: metadata pack ten to thirty times."""
+"""Any file may inflate to this size, and beyond it to this multiple of its size: metadata compress ten to thirty
+times.
+"""
 UNPACKED_BYTES_MAX = 1 << 28
-"""Of a gzipped file: a small one can hold more than the machine has memory."""
+"""The limit for a gzipped file: a small one can contain more than the machine's memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NO_SNAPSHOT = -1
 _NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3
@@ -44,7 +46,7 @@ T = TypeVar("T")
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The JSON object. Unset fields are not written."""
+    """The JSON object. Unset fields are omitted."""
 
     format_version: Int32
     table_uuid: str | UnsetType | None = UNSET
@@ -78,7 +80,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def decode_table(data: bytes, source: str) -> TableMetadata:
-    """The metadata in a file's bytes, plain or gzipped. Raises Corrupt naming `source`, the file's location."""
+    """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
     try:
         return _from_json(_DECODER.decode(gunzip(data)))
     except RecursionError:
@@ -88,38 +90,40 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
 
 
 def gunzip(data: bytes) -> bytes:
-    """The bytes inside a gzip file, or `data` itself when it is not one. Raises zlib.error."""
+    """The content of a gzip file, or `data` if it is not one. Raises zlib.error."""
     if not data.startswith(_GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=31)
     most = min(UNPACKED_BYTES_MAX, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
-    found = unpacker.decompress(data, most)
+    content = unpacker.decompress(data, most)
     if not unpacker.eof:
-        raise zlib.error(f"the gzip stream is cut off, or holds more than {most} bytes")
-    return found
+        raise zlib.error(f"the gzip stream is truncated, or contains more than {most} bytes")
+    return content
 
 
 def encode_table(m: TableMetadata) -> bytes:
-    """The metadata as JSON in UTF-8, for a metadata file or a REST response."""
+    """The metadata as UTF-8 JSON, for a metadata file or a REST response."""
     return _ENCODER.encode(_to_json(m))
 
 
 def refs_view(m: TableMetadata) -> bytes:
-    """The metadata as JSON with only the snapshots that a branch or tag points to, and their statistics.
+    """The metadata as JSON with only the snapshots of branches and tags, and their statistics.
 
-    The answer to `snapshots=refs` (REST spec, loadTable): the snapshot log stays whole, and clients ask again for the
-    rest. Not a metadata file: writing it back would lose history.
+    The answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients request the other
+    snapshots. Not a metadata file: writing it back would lose history.
     """
-    wanted = {ref.snapshot_id for ref in m.refs.values()}
+    referenced = {ref.snapshot_id for ref in m.refs.values()}
     known = m.snapshots_by_id
-    # in table order without walking the whole history: sequence numbers rise along it
-    kept = sorted((known[snapshot_id] for snapshot_id in wanted), key=lambda s: (s.sequence_number, s.timestamp_ms))
+    # in table order without visiting the whole history: sequence numbers ascend along it
+    snapshots = sorted(
+        (known[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
+    )
     return encode_table(
         msgspec.structs.replace(
             m,
-            snapshots=tuple(kept),
-            statistics=tuple(file for file in m.statistics if file.snapshot_id in wanted),
-            partition_statistics=tuple(file for file in m.partition_statistics if file.snapshot_id in wanted),
+            snapshots=tuple(snapshots),
+            statistics=tuple(file for file in m.statistics if file.snapshot_id in referenced),
+            partition_statistics=tuple(file for file in m.partition_statistics if file.snapshot_id in referenced),
         )
     )
 
@@ -139,7 +143,7 @@ def _from_json(table: _Table) -> TableMetadata:
         current_id = None
     refs = _optional(table.refs, {})
     if current_id is not None and MAIN not in refs:
-        # spec: main always points to the current snapshot, even where the map is missing
+        # spec: main always refers to the current snapshot, even if the map is missing
         refs = {**refs, MAIN: SnapshotRef(current_id, "branch")}
     if version >= 3 and table.next_row_id is UNSET:
         raise BadRequest("next-row-id must exist in format v3")
@@ -196,7 +200,7 @@ def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
 
 
 def _required(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
-    """The value, or version 1's default for a field that only later versions require."""
+    """The value, or version 1's default of a field that only later versions require."""
     if value is not UNSET:
         return value
     if format_version > 1:

@@ -1,8 +1,8 @@
-"""Update actions of the REST spec (`TableUpdate`), each a struct and a function on the working copy, keyed by name.
+"""Update actions of the REST spec (`TableUpdate`): for each name, a struct and a function on the working copy.
 
-`apply_updates` is pure: metadata and updates in, metadata out, time and UUID given. Whatever JSON a client sends ends
-as new metadata, as `BadRequest` naming the action and the field, or as `CommitConflict` when it was made on metadata
-that has moved on; no update is applied unless all are.
+`apply_updates` is pure: metadata and updates in, metadata out, with time and UUID as arguments. Any JSON of a client
+results in new metadata, in `BadRequest` with the action and the field, or in `CommitConflict` if it is based on older
+metadata; updates are applied all or none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class Update(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base of the action structs; fields not named are ignored, as the spec lets actions grow."""
+    """Base of the action structs; unknown fields are ignored, because the spec allows actions to grow."""
 
 
 class AssignUuid(Update, frozen=True):
@@ -50,7 +50,7 @@ class UpgradeFormatVersion(Update, frozen=True):
 class AddSchema(Update, frozen=True):
     schema: Schema
     last_column_id: Int32 | None = None
-    """Deprecated by the spec and ignored: the schema tells it."""
+    """Deprecated by the spec and ignored: the schema determines it."""
 
 
 class SetCurrentSchema(Update, frozen=True):
@@ -101,13 +101,13 @@ class SetLocation(Update, frozen=True):
 class SetProperties(Update, frozen=True):
     updates: dict[str, str] | None = None
     updated: dict[str, str] | None = None
-    """What early clients call `updates`."""
+    """The name `updates` in early clients."""
 
 
 class RemoveProperties(Update, frozen=True):
     removals: tuple[str, ...] | None = None
     removed: tuple[str, ...] | None = None
-    """What early clients call `removals`."""
+    """The name `removals` in early clients."""
 
 
 class SetStatistics(Update, frozen=True):
@@ -143,26 +143,26 @@ class RemoveEncryptionKey(Update, frozen=True):
 
 
 def checked_uuid(uuid: str) -> str:
-    """Raises BadRequest unless the text is a UUID in its usual form: PyIceberg reads no other."""
+    """BadRequest unless the text is a UUID in its usual form, the only one that PyIceberg reads."""
     if _UUID.fullmatch(uuid) is None:
         raise BadRequest(f"Invalid uuid: {uuid!r}")
     return uuid
 
 
 def given_updates(update: SetProperties) -> dict[str, str]:
-    """The properties to set under either of the field's names. Raises BadRequest when both are missing."""
-    given = update.updates if update.updates is not None else update.updated
-    if given is None:
+    """The properties to set, from either name of the field. BadRequest if both are missing."""
+    properties = update.updates if update.updates is not None else update.updated
+    if properties is None:
         raise BadRequest("Invalid set-properties update: Object missing required field `updates`")
-    return given
+    return properties
 
 
 def given_removals(update: RemoveProperties) -> tuple[str, ...]:
-    """The properties to remove under either of the field's names. Raises BadRequest when both are missing."""
-    given = update.removals if update.removals is not None else update.removed
-    if given is None:
+    """The properties to remove, from either name of the field. BadRequest if both are missing."""
+    properties = update.removals if update.removals is not None else update.removed
+    if properties is None:
         raise BadRequest("Invalid remove-properties update: Object missing required field `removals`")
-    return given
+    return properties
 
 
 def _assign_uuid(b: TableBuilder, u: AssignUuid) -> None:
@@ -251,7 +251,7 @@ def _remove_schemas(b: TableBuilder, u: RemoveSchemas) -> None:
 
 
 def _enable_row_lineage(b: TableBuilder, u: EnableRowLineage) -> None:
-    # every version 3 table tracks row lineage; the action is left from before the spec said so
+    # every version 3 table tracks row lineage; the action predates this rule of the spec
     if b.format_version < 3:
         raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{b.format_version}")
 
@@ -304,7 +304,7 @@ class _Tagged(msgspec.Struct, frozen=True):
 
 
 def parse_update(raw: object, actions: dict[str, Action], foreign: Sequence[str], kind: str) -> tuple[Action, Update]:
-    """The action and its typed fields. `foreign` are actions of the other `kind` (table or view). BadRequest."""
+    """The action and its typed fields. `foreign`: actions of the other `kind` (table or view). Raises BadRequest."""
     name = read(raw, _Tagged, "metadata update").action.lower()
     action = actions.get(name)
     if action is None:
@@ -317,17 +317,17 @@ def parse_update(raw: object, actions: dict[str, Action], foreign: Sequence[str]
 def apply_updates(
     base: TableMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> TableMetadata:
-    """The metadata after all updates, in order; `base` itself when they change nothing (then commit nothing).
+    """The metadata after all updates, in order; `base` if they change nothing (then there is nothing to commit).
 
-    `base` None builds a table from zero, as the last step of a staged create; `new_uuid` is its UUID unless an update
-    assigns one. The metadata log is the caller's (`with_previous_file`). Raises BadRequest and CommitConflict.
+    `base` None builds a new table, as the last step of a staged create; `new_uuid` is its UUID unless an update assigns
+    one. The caller maintains the metadata log (`with_previous_file`). Raises BadRequest and CommitConflict.
     """
     parsed = [parse_update(raw, TABLE_ACTIONS, VIEW_ONLY_ACTIONS, "table") for raw in updates]
     version = FORMAT_VERSION_DEFAULT
     if base is None:
-        # a new table starts at its version: nothing is upgraded, so v1 can be asked for too
-        asked = (update.format_version for _, update in parsed if isinstance(update, UpgradeFormatVersion))
-        version = next(asked, FORMAT_VERSION_DEFAULT)
+        # a new table starts at its version: nothing is upgraded, so version 1 is possible
+        requested = (update.format_version for _, update in parsed if isinstance(update, UpgradeFormatVersion))
+        version = next(requested, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:
             raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     builder = TableBuilder(base, format_version=version, now_ms=now_ms)

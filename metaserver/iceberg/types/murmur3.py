@@ -1,4 +1,4 @@
-"""Murmur3, 32 bits, x86 variant, seed 0: the hash below Iceberg's bucket transform (spec: Appendix B)."""
+"""Murmur3, 32 bits, x86 variant, seed 0: the hash of Iceberg's bucket transform (spec: Appendix B)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _C2 = 0x1B873593
 
 
 def murmur3(data: bytes) -> int:
-    """The hash as an unsigned number; the spec prints it signed."""
+    """The hash as an unsigned number; the spec prints it as a signed number."""
     whole = len(data) & ~3
     state = 0
     for (block,) in iter_unpack("<I", data[:whole]):

@@ -1,8 +1,8 @@
-"""Plain JSON values in, typed structs out: the one gate through which everything a client sent enters this room.
+"""Conversion of JSON values from clients to typed structs: the single entry point of client input into this package.
 
-Whatever JSON comes in, the answer is a value of the asked type or `BadRequest` naming the field, because every
-struct behind the gate may then be trusted: no function in this room checks a type twice. Integers carry the width
-the format gives them (Iceberg spec, "int" and "long"), since a wider one would write metadata that no engine reads.
+Any JSON results in a value of the requested type or in `BadRequest` with the field, so no other function of the package
+checks types again. Integers have the widths of the format (Iceberg spec, "int" and "long"), because no engine could
+read metadata with wider ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def read(value: object, kind: type[T], what: str) -> T:
-    """`value` as a `kind`; `what` names it in the error ("add-schema update"). Raises BadRequest."""
+    """`value` as a `kind`; `what` describes it in the error ("add-schema update"). Raises BadRequest."""
     try:
         return msgspec.convert(value, kind)
     except RecursionError:

@@ -1,10 +1,10 @@
-"""Field ids that the format keeps for itself, in no schema (Iceberg spec, "Reserved Field IDs")."""
+"""Field ids that the format reserves, which no schema contains (Iceberg spec, "Reserved Field IDs")."""
 
 DELETED_PATH = 2147483546
-"""`file_path` of position delete files: the data file that has the row."""
+"""`file_path` of position delete files: the data file of the row."""
 DELETED_POSITION = 2147483545
-"""`pos` of position delete files: the row's number in it, from 0."""
+"""`pos` of position delete files: the row's position in the file, from 0."""
 ROW_ID = 2147483540
-"""`_row_id`: which row it is, whatever file it is in."""
+"""`_row_id`: the row's id, which is stable across files."""
 LAST_UPDATED_SEQUENCE_NUMBER = 2147483539
-"""`_last_updated_sequence_number`: that of the commit that added the row or changed it last."""
+"""`_last_updated_sequence_number`: that of the commit that added or last changed the row."""

@@ -1,8 +1,8 @@
-"""Schemas (Iceberg spec: "Schemas and Data Types"): structs as they stand in metadata JSON, an index, and the rules.
+"""Schemas (Iceberg spec: "Schemas and Data Types"): structs as in metadata JSON, an index, and validation.
 
-A schema is checked once, when it enters; a stored one is taken as it is, so that a table an engine wrote oddly can
-still be read. Types are names or nested structs; two schemas are the same when their canonical forms are equal,
-identifiers included and the schema id left out.
+A schema is validated once, when a client sends it; a stored schema is used as it is, so that irregular tables of
+engines stay readable. Types are names or nested structs; two schemas are the same if their canonical forms are equal,
+including identifier fields and without the schema id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from metaserver.iceberg.types.reading import Int32
 from metaserver.iceberg.types.types import base_name, canonical_primitive, check_default, min_format_version
 
 DEPTH_MAX = 100
-"""Levels of nesting a schema may have; Java's JSON parser stops a little above 300."""
+"""Maximum nesting of a schema; Java's JSON parser stops slightly above 300."""
 
 DEFAULTS_MIN_FORMAT_VERSION = 3
 
@@ -55,7 +55,7 @@ Type = str | StructType | ListType | MapType
 
 
 class Column(NamedTuple):
-    """A field anywhere in a schema, list elements and map keys and values included."""
+    """A field anywhere in a schema, including list elements and map keys and values."""
 
     id: int
     name: str
@@ -70,7 +70,7 @@ class Column(NamedTuple):
 class SchemaIndex(NamedTuple):
     by_id: dict[int, Column]
     by_name: dict[str, int]
-    """Full names, and the short ones that skip `element` and `value` before a struct where those do not clash."""
+    """Full names, and short names that omit `element` and `value` before a struct where these do not conflict."""
 
 
 class Schema(
@@ -82,19 +82,19 @@ class Schema(
 
     @property
     def id(self) -> int:
-        """The schema's id; version 1 metadata may leave it out, which means 0."""
+        """The schema's id; version 1 metadata may omit it, which means 0."""
         return self.schema_id or 0
 
     @cached_property
     def index(self) -> SchemaIndex:
-        """Raises BadRequest when two fields share an id or a full name."""
+        """BadRequest if two fields share an id or a full name."""
         return _index(self)
 
     def column(self, column_id: int) -> Column | None:
         return self.index.by_id.get(column_id)
 
-    def around(self, column: Column) -> Iterator[Column]:
-        """The structs, lists and maps that it lies in, from the innermost."""
+    def ancestors(self, column: Column) -> Iterator[Column]:
+        """The structs, lists and maps that contain the column, from the innermost."""
         while column.parent is not None:
             column = self.index.by_id[column.parent]
             yield column
@@ -109,19 +109,19 @@ class Schema(
 
     @cached_property
     def canonical(self) -> tuple[tuple[Field, ...], frozenset[int]]:
-        """What two schemas must share to be the same one. Raises BadRequest for an unknown type."""
+        """The parts that are equal in equal schemas. BadRequest for an unknown type."""
         return _canonical_fields(self.fields, 0), frozenset(self.identifier_field_ids)
 
     def same_as(self, other: Schema) -> bool:
         try:
             return self.canonical == other.canonical
         except BadRequest:
-            # a stored schema may hold a type of a later format version
+            # a stored schema may have a type of a later format version
             return False
 
 
 def checked(schema: Schema, schema_id: int | None = None) -> Schema:
-    """The schema in canonical spelling, under `schema_id` (its own by default). Raises BadRequest if it is invalid."""
+    """The schema in canonical form, with `schema_id` (its own by default). BadRequest if it is invalid."""
     fields, identifiers = schema.canonical
     result = Schema(fields, schema.id if schema_id is None else schema_id, tuple(sorted(identifiers)))
     for column in result.index.by_id.values():
@@ -136,7 +136,7 @@ def with_id(schema: Schema, schema_id: int) -> Schema:
 
 
 def check_format_version(schema: Schema, format_version: int) -> None:
-    """Raises BadRequest listing each type and default that the table's format version does not know."""
+    """BadRequest with each type and default that the table's format version does not support."""
     problems: dict[int, str] = {}
     for column in schema.index.by_id.values():
         if isinstance(column.type, str) and format_version < (needed := min_format_version(column.type)):
@@ -153,9 +153,10 @@ def check_format_version(schema: Schema, format_version: int) -> None:
 
 
 def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
-    """The schema with column ids 1, 2, …, and the map from old ids to new.
+    """The schema with column ids 1, 2, …, and the map from old to new ids.
 
-    The order is Java's (`AssignFreshIds`) and PyIceberg's: the fields of a struct first, then inside each of them.
+    The order is that of Java (`AssignFreshIds`) and PyIceberg: the fields of a struct first, then the fields inside
+    each.
     """
     renumbered: dict[int, int] = {}
 
@@ -169,12 +170,12 @@ def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
 
 
 def is_primitive(kind: Type) -> bool:
-    """A leaf type; variant is not one (spec: "semi-structured")."""
+    """Whether it is a leaf type; variant is not (spec: "semi-structured")."""
     return isinstance(kind, str) and base_name(kind) != "variant"
 
 
 def type_name(kind: Type) -> str:
-    """How an error message calls the type."""
+    """The type's name in error messages."""
     if isinstance(kind, str):
         return kind
     return {StructType: "struct", ListType: "list", MapType: "map"}[type(kind)]
@@ -210,7 +211,7 @@ def _index(schema: Schema) -> SchemaIndex:
 
 
 def _children(kind: Type) -> list[tuple[Field, bool]]:
-    """The direct children of a type as fields, and whether short names may leave the child's own name out."""
+    """The direct children of a type as fields, and whether short names may omit the child's name."""
     if isinstance(kind, StructType):
         return [(field, False) for field in kind.fields]
     if isinstance(kind, ListType):

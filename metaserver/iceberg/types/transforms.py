@@ -1,9 +1,9 @@
-"""Transforms (Iceberg spec: "Partition Transforms"): their spelling, the types each accepts, and what they compute.
+"""Transforms (Iceberg spec: "Partition Transforms"): their names, the types that they accept, and their results.
 
-An unknown transform is legal (spec: readers must ignore it, writers must not use it), so it is kept as it is and
-accepts any type, but it cannot be applied. Values are in the form of `expressions.py`. Results are those of Java's
-writers down to integers that overflow, because they are compared with the partition values that writers stored.
-Ints truncated to a width above 2^30 are the exception: writers do not agree on them (`ranges.py`).
+An unknown transform is valid (spec: readers must ignore it, writers must not use it): it is kept and accepts any type,
+but cannot be applied. Values are in the form of `expression.py`. Results equal those of Java's writers, including
+integer overflow, because they are compared with the partition values that writers stored. The exception is ints
+truncated to a width above 2^30, about which writers differ (`ranges.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
 _PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
 _WIDTH_MAX = 2**31 - 1
 _REMEMBERED_MAX = 20
-"""Characters of a transform whose canonical spelling is remembered: as many as the longest has,
-`truncate[2147483647]`. Clients may send any text."""
+"""Maximum length of a transform whose canonical form is cached: that of the longest, `truncate[2147483647]`. Clients
+may send any text.
+"""
 
 _TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _DATES = _TIMESTAMPS | {"date"}
@@ -42,7 +43,7 @@ _SOURCES: dict[str, frozenset[str]] = {
 
 
 def canonical(transform: str) -> str:
-    """The canonical spelling. Raises BadRequest for a width that is zero or over 32 bits."""
+    """The canonical form. BadRequest for a width that is zero or over 32 bits."""
     return _remembered(transform) if len(transform) <= _REMEMBERED_MAX else _canonical(transform)
 
 
@@ -84,7 +85,7 @@ def is_known(transform: str) -> bool:
 
 
 def result_type(transform: str, kind: str) -> str:
-    """The type of what the (canonical) transform makes of a primitive type; `string` if it is unknown, as in Java."""
+    """The result type of the (canonical) transform for a primitive type; `string` if it is unknown, as in Java."""
     if not is_known(transform):
         return "string"
     name = name_of(transform)
@@ -95,21 +96,21 @@ def result_type(transform: str, kind: str) -> str:
 
 @lru_cache(maxsize=1024)
 def values_type(transform: str, kind: str) -> str:
-    """As `result_type`, of a transform however it is spelled."""
+    """The same as `result_type`, for a transform in any form."""
     return result_type(canonical(transform), kind)
 
 
 def apply(transform: str, kind: str, value: Value | None) -> Value | None:
-    """The (canonical) transform of a value of type `kind`; None is null, whose transform is null.
+    """The result of the (canonical) transform for a value of type `kind`; None is null, whose result is null.
 
-    Raises BadRequest where the transform is unknown or does not accept the type.
+    BadRequest if the transform is unknown or does not accept the type.
     """
     return None if value is None else function(transform, kind)(value)
 
 
 @lru_cache(maxsize=1024)
 def function(transform: str, kind: str) -> Callable[..., Value | None]:
-    """`apply` for many values, none of them null. Raises BadRequest as it does."""
+    """`apply` for many values that are not null. Raises BadRequest as it does."""
     if not is_known(transform) or not accepts(transform, kind):
         raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
     name = name_of(transform)
@@ -126,13 +127,13 @@ def function(transform: str, kind: str) -> Callable[..., Value | None]:
 
 
 def monotone(transform: str, kind: str) -> Callable[..., Any]:
-    """An order-preserving transform in unbounded integers: the result before it is cut to the result's bits."""
+    """An order-preserving transform in unbounded integers: its result before truncation to the result type's bits."""
     name = name_of(transform)
     if name == "truncate":
         width = width_of(transform)
         if base_name(kind) in ("string", "binary"):
             return lambda value: value[:width]
-        # the remainder of a negative number is not negative in Python either
+        # in Python too, the remainder of a negative number is not negative
         return lambda value: value - value % width
     if name == IDENTITY or (name == "day" and kind == "date"):
         return lambda value: value
@@ -159,7 +160,7 @@ INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_
 
 
 def wrapped(value: int, bits: int) -> int:
-    """The signed number that is left of `value` in that many bits: what Java stores where a result does not fit."""
+    """The signed number in the lowest `bits` of `value`: what Java stores if a result overflows."""
     half = 1 << bits - 1
     return (value + half) % (2 * half) - half
 
@@ -170,10 +171,10 @@ _DAYS_PER_400_YEARS = 146_097
 
 def _month(days: int) -> int:
     """Months from 1970-01 to the month of a day since 1970-01-01."""
-    # dates repeat every 400 years, and those of the standard library end in the year 9999
+    # dates repeat every 400 years, and the standard library's end in the year 9999
     cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
-    found = date.fromordinal(day + 1)
-    return (found.year + 400 * cycles - 1970) * 12 + found.month - 1
+    shifted = date.fromordinal(day + 1)
+    return (shifted.year + 400 * cycles - 1970) * 12 + shifted.month - 1
 
 
 def first_day(month: int) -> int:
@@ -193,13 +194,13 @@ def _hashed_nanoseconds(value: int) -> bytes:
 
 
 def _hashed_decimal(value: int) -> bytes:
-    """The fewest bytes that hold the unscaled value as two's complement."""
+    """The minimum number of bytes for the unscaled value in two's complement."""
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
 def _hashed_string(value: str) -> bytes:
-    # half of a surrogate pair has no UTF-8; Java hashes a question mark
+    # a lone surrogate has no UTF-8; Java hashes a question mark
     return value.encode("utf-8", errors="replace")
 
 

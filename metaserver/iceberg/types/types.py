@@ -1,8 +1,7 @@
 """Primitive type names and default values of Iceberg (spec: "Primitive Types", "Single-value serialization").
 
-A type is kept as its canonical name, the way Java prints it, so that two spellings of one type compare equal and
-no engine reads a name it does not know. Defaults are checked as strictly as Java parses them: what it refuses to
-parse would make the whole table unreadable to it.
+A type is its canonical name, as Java prints it, so that all forms of a type compare equal and engines can read it.
+Defaults are validated as strictly as Java parses them, because Java could not read the table otherwise.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ def base_name(name: str) -> str:
 
 
 def min_format_version(name: str) -> int:
-    """The lowest table format version that knows the primitive type."""
+    """The lowest table format version with the primitive type."""
     return 3 if base_name(name) in _SINCE_V3 else 1
 
 
 @lru_cache(maxsize=1024)
 def canonical_primitive(name: str) -> str:
-    """The canonical spelling of a primitive (or variant) type's name. Raises BadRequest for an unknown one."""
+    """The canonical name of a primitive (or variant) type. BadRequest for an unknown one."""
     lower = name.lower()
     if lower in _PLAIN:
         return lower
@@ -91,7 +90,7 @@ def _geography(crs: str, algorithm: str | None) -> str:
 
 
 def check_default(type_name: str, value: object, column: str) -> None:
-    """Raises BadRequest unless `value` is a JSON single value of the (canonical) primitive type."""
+    """BadRequest unless `value` is a JSON single value of the (canonical) primitive type."""
     kind = base_name(type_name)
     if kind in _NEVER_DEFAULTED:
         raise BadRequest(f"Invalid default value for {column}: {type_name} columns can only default to null")
@@ -132,7 +131,7 @@ def _is_timestamp(value: object, type_name: str) -> bool:
 
 
 def _to_micros(value: str) -> str:
-    # Python parses at most six fractional digits; nanosecond types carry nine
+    # Python parses at most six fractional digits; nanosecond types have nine
     return re.sub(r"(\.\d{6})\d{1,3}", r"\1", value)
 
 
@@ -150,7 +149,7 @@ _CHECKS: dict[str, Callable[[object, str], bool]] = {
     "boolean": lambda value, _: isinstance(value, bool),
     "int": lambda value, _: _is_int(value, 32),
     "long": lambda value, _: _is_int(value, 64),
-    # Java refuses an integer here, so `1` would make the metadata unreadable where `1.0` does not
+    # Java rejects an integer here, so `1` would make the metadata unreadable and `1.0` would not
     "float": lambda value, _: isinstance(value, float) and isfinite(value),
     "double": lambda value, _: isinstance(value, float) and isfinite(value),
     "decimal": _is_decimal,

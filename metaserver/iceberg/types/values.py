@@ -1,9 +1,9 @@
-"""Single values in bytes and in JSON (Iceberg spec, appendix D), in the form of `expressions.py`.
+"""Single values in bytes and in JSON (Iceberg spec, appendix D), in the form of `expression.py`.
 
-Bytes are what manifests hold as bounds. They carry no type, and promoting a column rewrites none of them, so the
-length tells what was written (spec: "Schema Evolution"): four bytes for a long are an int, for a double a float, for
-a timestamp a date. JSON is what partitions and residuals are in REST answers, spelt as Iceberg's Java library spells
-it. Broken input is a ValueError here: only the caller knows the file, and names it.
+Bytes are the bounds of manifests. They have no type, and promotion does not rewrite them, so the length determines what
+was written (spec: "Schema Evolution"): four bytes for a long are an int, for a double a float, for a timestamp a date.
+JSON is the form of partitions and residuals in REST answers, as in Iceberg's Java library. Invalid input is a
+ValueError, to which the caller adds the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import UUID
 from metaserver.iceberg.types.types import base_name
 
 Value: TypeAlias = bool | int | float | str | bytes
-"""A value of a predicate or a partition; its form by Iceberg type is listed in `expressions/expression.py`."""
+"""A value of a predicate or a partition; `expressions/expression.py` lists its form by Iceberg type."""
 
 MICROS_PER_DAY = 86_400_000_000
 NANOS_PER_MICRO = 1000
@@ -38,7 +38,7 @@ _base_name = lru_cache(maxsize=1024)(base_name)
 
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
 _DECIMAL_BYTES_MAX = 16
-"""38 digits, the format's limit, fit in 127 bits."""
+"""38 digits, the format's limit, fit 127 bits."""
 
 _SHIFT_MAX = 2 * 38
 
@@ -50,7 +50,7 @@ _DATETIME_EPOCH = datetime(1970, 1, 1)
 _DATETIME_FIRST, _DATETIME_LAST = (
     (at - _DATETIME_EPOCH) // timedelta(microseconds=1) for at in (datetime.min, datetime.max)
 )
-"""What the standard library can say, in microseconds since the epoch."""
+"""The range of the standard library, in microseconds since the epoch."""
 
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(E[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
@@ -62,13 +62,14 @@ _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCI
 
 
 def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
-    """Equal where Iceberg takes partitions of one spec for the same."""
+    """A key that is equal for partitions of one spec that Iceberg treats as the same."""
     return tuple(map(value_key, partition))
 
 
 def value_key(value: Value | None) -> object:
-    """Equal where Iceberg takes partition values for equal (spec: "Scan Planning", note 3): floats by their bits, so
-    that the zeros are two, but for NaN, which is one."""
+    """A key that is equal for partition values that Iceberg treats as equal (spec: "Scan Planning", note 3): floats by
+    their bits, so that the zeros differ, except that all NaNs are equal.
+    """
     if isinstance(value, float):
         return "NaN" if isnan(value) else (value, copysign(1.0, value))
     return value
@@ -93,7 +94,7 @@ def fixed_length(kind: str) -> int:
 
 
 def decode(kind: str, data: bytes) -> Value:
-    """One value of the type from its bytes. Raises ValueError when no writer could have written these."""
+    """One value of the type from its bytes. ValueError for bytes that no writer could produce."""
     name = _base_name(kind)
     size = len(data)
     match name:
@@ -119,23 +120,23 @@ def decode(kind: str, data: bytes) -> Value:
             return str(data, "utf-8")
         case "uuid" if size == 16:
             return bytes(data)
-        # bounds of a fixed column may be cut short like those of a binary one
+        # bounds of fixed columns may be truncated like those of binary columns
         case "fixed" if size <= fixed_length(kind):
             return bytes(data)
         case "binary":
             return bytes(data)
-    raise ValueError(f"{size} bytes are no value of type {kind}")
+    raise ValueError(f"{size} bytes are not a value of type {kind}")
 
 
 def _promoted_date(data: bytes, units_per_day: int) -> int:
     promoted = int(_INT.unpack(data)[0]) * units_per_day
     if not LONG_MIN <= promoted <= LONG_MAX:
-        raise ValueError("the date is no value of type timestamp: it is beyond its range")
+        raise ValueError("the date is outside the range of type timestamp")
     return promoted
 
 
 def encode(kind: str, value: Value) -> bytes:
-    """The bytes of one value of the type. Raises ValueError for a value that the type cannot hold."""
+    """The bytes of one value of the type. ValueError for a value outside the type."""
     try:
         return _ENCODERS[_base_name(kind)](value)
     except (KeyError, TypeError, AttributeError, OverflowError, struct.error):
@@ -143,7 +144,7 @@ def encode(kind: str, value: Value) -> bytes:
 
 
 def _encode_decimal(value: int) -> bytes:
-    # one bit more for the sign; -128 needs no second byte, 128 does
+    # one more bit for the sign; -128 needs no second byte, 128 does
     bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes((bits + 7) // 8, "big", signed=True)
 
@@ -167,10 +168,9 @@ _ENCODERS: dict[str, Callable[..., bytes]] = {
 
 
 def encode_json(kind: str, value: Value | None) -> object:
-    """One value as JSON; None is null. Raises ValueError for a type that has no JSON form here.
+    """One value as JSON; None is null. ValueError for a type without a JSON form here.
 
-    NaN and the infinities become strings, as Java writes them: JSON has no numbers for them, and a null would say
-    something else.
+    NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another meaning.
     """
     if value is None:
         return None
@@ -200,7 +200,7 @@ def encode_json(kind: str, value: Value | None) -> object:
 
 
 def decode_json(kind: str, json: object) -> Value | None:
-    """One value from the JSON of `encode_json`. Raises ValueError for anything that is no such JSON."""
+    """One value from the JSON of `encode_json`. ValueError for other JSON."""
     if json is None:
         return None
     name = _base_name(kind)
@@ -215,14 +215,14 @@ def decode_json(kind: str, json: object) -> Value | None:
             return round_to(kind, _double(json, kind))
         case str():
             return _decode_text(name, kind, json)
-    raise ValueError(f"{json!r} is no value of type {kind}")
+    raise ValueError(f"{json!r} is not a value of type {kind}")
 
 
 def _double(number: float, kind: str) -> float:
     try:
         return float(number)
     except OverflowError:
-        raise ValueError(f"the integer is beyond the range of {kind}") from None
+        raise ValueError(f"the integer is outside the range of {kind}") from None
 
 
 def _decode_text(name: str, kind: str, text: str) -> Value:
@@ -247,31 +247,31 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
             nanos, offset = parse_iso_timestamp(text)
             if ("tz" in name) == (offset is not None) and not offset:
                 return nanos if name.endswith("_ns") else _whole_micros(nanos)
-    raise ValueError(f"{text!r} is no value of type {kind}")
+    raise ValueError(f"{text!r} is not a value of type {kind}")
 
 
 def _exact_unscaled(text: str, scale: int) -> int:
     unscaled, exact = unscaled_floor(parse_decimal(text), scale)
     if not exact:
-        raise ValueError(f"{text!r} is no decimal of scale {scale}")
+        raise ValueError(f"{text!r} is not a decimal of scale {scale}")
     return unscaled
 
 
 def parse_decimal(text: str) -> Decimal:
-    """A finite decimal number, every digit of it. Raises ValueError."""
+    """A finite decimal number with all of its digits. Raises ValueError."""
     if _DECIMAL.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no decimal number")
+        raise ValueError(f"{text!r} is not a decimal number")
     try:
         return Decimal(text)
     except InvalidOperation:
-        raise ValueError(f"{text!r} has an exponent out of all bounds") from None
+        raise ValueError(f"{text!r} has an exponent that is too large") from None
 
 
 def unscaled_floor(number: Decimal, scale: int) -> tuple[int, bool]:
-    """The largest integer not above `number` · 10^`scale`, and whether it equals that.
+    """The floor of `number` · 10^`scale`, and whether it is exact.
 
-    In integers, because decimal's own arithmetic rounds to its context. An exponent out of all proportion is cut to
-    one that is still beyond every decimal type, so that a short text cannot ask for gigabytes of digits.
+    In integers, because decimal arithmetic rounds to its context. A huge exponent is reduced to one that still exceeds
+    every decimal type, so that a short text cannot produce gigabytes of digits.
     """
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
@@ -291,7 +291,7 @@ def _whole_micros(nanos: int) -> int:
 
 
 def round_to(kind: str, number: float) -> float:
-    """A double as the nearest value of the type. Raises ValueError for a finite one beyond the range of floats."""
+    """A double as the nearest value of the type. ValueError for a finite one outside the range of floats."""
     if kind == "double":
         return number
     try:

@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 class Representation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One way to state the view. `sql` is the only type the spec has; a stored one of another type is kept."""
+    """One representation of a view. The spec has only the type `sql`; stored ones of other types are kept."""
 
     type: str
     sql: str | None = None
@@ -38,7 +38,7 @@ class ViewVersion(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab
         return frozenset(item.dialect.lower() for item in self.representations if item.dialect is not None)
 
     def behaves_as(self, other: ViewVersion) -> bool:
-        """Equal but for id and time: such a version is not added twice."""
+        """Whether the versions are equal except for id and time: such a version is not added twice."""
         return msgspec.structs.replace(self, version_id=0, timestamp_ms=0) == msgspec.structs.replace(
             other, version_id=0, timestamp_ms=0
         )
@@ -83,7 +83,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def decode_view(data: bytes, source: str) -> ViewMetadata:
-    """The metadata in a file's bytes, plain or gzipped. Raises Corrupt naming `source`, the file's location."""
+    """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
     try:
         view = _DECODER.decode(gunzip(data))
         check_view_invariants(view)
@@ -95,12 +95,12 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
 
 
 def encode_view(view: ViewMetadata) -> bytes:
-    """The metadata as JSON in UTF-8, for a metadata file or a REST response."""
+    """The metadata as UTF-8 JSON, for a metadata file or a REST response."""
     return _ENCODER.encode(view)
 
 
 def check_view_invariants(view: ViewMetadata) -> None:
-    """Raises BadRequest naming the first contradiction between the parts."""
+    """BadRequest with the first contradiction between the parts."""
     if view.format_version != FORMAT_VERSION:
         raise BadRequest(f"Unsupported format version: {view.format_version} (supported: {FORMAT_VERSION})")
     if len(view.versions_by_id) != len(view.versions):

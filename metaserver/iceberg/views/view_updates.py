@@ -1,9 +1,8 @@
-"""Changes to views: creation, and the update actions of the REST spec that apply to them (`ViewUpdate`).
+"""Changes to views: creation, and the update actions of the REST spec for views (`ViewUpdate`).
 
-Pure, as `updates` is. The rules are those of Java's `ViewMetadata.Builder`: a version that behaves as an existing one
-is not added again, old versions beyond `version.history.num-entries` are dropped, and a replacement keeps every SQL
-dialect unless `replace.drop-dialect.allowed` says otherwise. Milder in one: adding again what exists makes it the
-"last added".
+Pure, like `updates`. The rules are those of Java's `ViewMetadata.Builder`: a version equal to an existing one is not
+added again, versions beyond `version.history.num-entries` are removed, and a replacement keeps every SQL dialect unless
+`replace.drop-dialect.allowed` is set. More lenient in one case: adding an existing item makes it the "last added" item.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class SetCurrentViewVersion(Update, frozen=True):
 
 
 class _ViewBuilder:
-    """The working copy while the updates of one commit are applied."""
+    """The working copy to which the updates of one commit are applied."""
 
     def __init__(self, base: ViewMetadata | None, now_ms: int) -> None:
         self.base = base
@@ -101,8 +100,8 @@ class _ViewBuilder:
             self.changed = True
             self.properties.pop(name, None)
 
-    def add_schema(self, given: Schema) -> None:
-        schema = schemas.checked(given)
+    def add_schema(self, added: Schema) -> None:
+        schema = schemas.checked(added)
         known = next((old.id for old in self.schemas.values() if old.same_as(schema)), None)
         if known is None:
             known = max(self.schemas, default=-1) + 1
@@ -110,8 +109,8 @@ class _ViewBuilder:
             self.changed = True
         self.last_schema_id = known
 
-    def add_version(self, given: ViewVersion) -> None:
-        version = self._with_schema(given)
+    def add_version(self, added: ViewVersion) -> None:
+        version = self._with_schema(added)
         _check_representations(version.representations)
         known = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
         if known is None:
@@ -140,7 +139,7 @@ class _ViewBuilder:
             raise BadRequest(f"Cannot set current version to unknown version: {version_id}")
         if version_id == self.current_version_id:
             return
-        # a version of the past becomes current now, not when it was made
+        # an old version becomes current now, not when it was created
         when = version.timestamp_ms if version_id in self.added_versions else self.now_ms
         self.log_entry = ViewLogEntry(when, version_id)
         self.current_version_id, self.changed = version_id, True
@@ -177,7 +176,7 @@ class _ViewBuilder:
     def _retained(
         self, current: ViewVersion, log: tuple[ViewLogEntry, ...]
     ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
-        """At most the history's size of versions, but all of this commit's and the current one; and their log."""
+        """(the versions within the history's size, including all of this commit and the current one; their log)."""
         size = props.as_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
             raise BadRequest(f"{HISTORY_SIZE} must be positive but was {size}")
@@ -187,14 +186,14 @@ class _ViewBuilder:
         newest = sorted(self.versions.keys() - {current.version_id}, reverse=True)[: keep - 1]
         versions = (current, *(self.versions[version_id] for version_id in newest))
         kept_ids = {version.version_id for version in versions}
-        kept: list[ViewLogEntry] = []
+        retained: list[ViewLogEntry] = []
         for entry in log:
             if entry.version_id in kept_ids:
-                kept.append(entry)
+                retained.append(entry)
             else:
-                # history before a gap would tell which version was current wrongly
-                kept.clear()
-        return versions, tuple(kept)
+                # history before a gap would show a wrong current version
+                retained.clear()
+        return versions, tuple(retained)
 
 
 def _check_representations(representations: tuple[Representation, ...]) -> None:
@@ -276,7 +275,7 @@ def new_view(
 ) -> ViewMetadata:
     """The first metadata of a view; `schema` and `view_version` are the create request's JSON values.
 
-    The version's own `schema-id` is not used: it belongs to the request's one schema. Raises BadRequest.
+    The version's own `schema-id` is ignored: it uses the request's schema. Raises BadRequest.
     """
     builder = _ViewBuilder(None, now_ms)
     builder.uuid = uuid
@@ -292,7 +291,7 @@ def new_view(
 def apply_view_updates(
     base: ViewMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> ViewMetadata:
-    """The metadata after all updates, in order; `base` itself when they change nothing. Raises BadRequest."""
+    """The metadata after all updates, in order; `base` if they change nothing. Raises BadRequest."""
     foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
     builder = _ViewBuilder(base, now_ms)
     for raw in updates:

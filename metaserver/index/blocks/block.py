@@ -1,11 +1,12 @@
-"""The columnar block: the live entries of one manifest as packed columns, in one piece of memory.
+"""The columnar block: the live entries of one manifest as packed columns, in one buffer.
 
-The rule it keeps: a block says what its manifest says, no more. Sequence numbers and row ids that a manifest leaves to
-be inherited stay missing here (the manifest list gives them), so that a block depends on its manifest alone and is
-valid for every snapshot that lists it. A bound that cannot be read is left out: a missing bound prunes nothing.
+A block contains only what its manifest states. Inherited sequence numbers and row ids stay missing here (the manifest
+list defines them), so that a block depends on its manifest alone and is valid for every snapshot that lists it. An
+unreadable bound is omitted: a missing bound prunes nothing.
 
 Memory, little-endian: `SMB1`, the directory's length (uint32), the directory (MessagePack), zeros up to a multiple of
-64, then the arrays; the directory's offsets count from there. It may be a mapped file: only touched pages are resident.
+64, then the arrays; the directory's offsets start there. It may be a mapped file, of which only touched pages are
+resident.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionValues
+from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
 from metaserver.iceberg.metadata.partition import PartitionSpec
 from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from metaserver.iceberg.types.schema import Schema
@@ -42,15 +43,17 @@ from metaserver.index.kernels._pack import SOURCES, Packer
 
 _MAGIC = b"SMB1"
 VERSION = 2
-"""Of the layout and of what is put into it; part of every key, so that a block of another version is never read."""
+"""Version of the layout and the content; part of every key, so that a block of another version is never read."""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
 _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
-"""`file_path` and `pos` of position delete files, which no schema has (Iceberg spec, "Reserved Field IDs")."""
+"""`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One column with statistics. The last four say of how many rows something is known: 0 none, 1 all, 2 some."""
+    """One column with statistics. The last four fields state for how many rows a property holds: 0 none, 1 all, 2
+    some.
+    """
 
     column_id: int
     kind: str
@@ -90,7 +93,7 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Block:
-    """Immutable. `size_bytes` is the memory it occupies, the mapped file included."""
+    """Immutable. `size_bytes` is its memory, including a mapped file."""
 
     __slots__ = (
         "__weakref__",
@@ -105,10 +108,10 @@ class Block:
     )
 
     def __init__(self, memory: memoryview | bytes) -> None:
-        """Reads what `encode_block` wrote. Corrupt when it is something else."""
+        """Reads the output of `encode_block`. Corrupt for other bytes."""
         data = np.frombuffer(memory, dtype=np.uint8)
         if data[:4].tobytes() != _MAGIC or len(data) < 8:
-            raise Corrupt("A cached block does not begin as one")
+            raise Corrupt("A cached block does not start with its magic bytes")
         size = int.from_bytes(data[4:8].tobytes(), "little")
         try:
             self._directory = msgspec.msgpack.decode(data[8 : 8 + size].tobytes(), type=_Directory)
@@ -118,7 +121,7 @@ class Block:
         self._arrays = data[_aligned(8 + size) :]
         self.size_bytes = len(data)
         self.address = int(self._arrays.__array_interface__["data"][0])
-        """Of the arrays, for kernels."""
+        """The address of the arrays, for kernels."""
         self._columns = {entry.column_id: entry for entry in self._directory.columns}
         self.partition_columns = tuple([self._column(entry.values) for entry in self._directory.partition])
         self.partition_fields = tuple([(entry.field_id, entry.kind) for entry in self._directory.partition])
@@ -153,11 +156,11 @@ class Block:
         return None if packed is None else PackedColumn(self._arrays, packed, self.rows)
 
     def long_column(self, name: str) -> PackedColumn | None:
-        """Packed; None where no row has a value."""
+        """The packed column; None if no row has a value."""
         return self._column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
-        """int64[rows] of status, snapshot_id, sequence_number, …; MISSING where null."""
+        """int64[rows] of status, snapshot_id, sequence_number, …; MISSING for null."""
         column = self.long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
@@ -193,8 +196,10 @@ class Block:
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def list_columns(self, name: str) -> tuple[PackedColumn, PackedColumn] | None:
-        """(sizes, a row each; values, those of a row after those of the rows before it) of split_offsets or
-        equality_ids, packed. None where no row has a value."""
+        """The packed columns (sizes, one per row; concatenated values) of split_offsets or equality_ids.
+
+        None if no row has a value.
+        """
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None or entry.values is None:
             return None
@@ -209,7 +214,7 @@ class Block:
         )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
-        """(type, packed values or None when all are null); None where the block's spec lacks the field."""
+        """(type, packed values or None if all are null); None if the block's spec lacks the field."""
         for entry in self._directory.partition:
             if entry.field_id == field_id:
                 return entry.kind, entry.values
@@ -219,17 +224,17 @@ class Block:
         return self._columns.get(column_id)
 
     def kind(self, column_id: int) -> str | None:
-        """The column's type in the manifest's own schema."""
+        """The column's type in the manifest's schema."""
         entry = self._columns.get(column_id)
         return None if entry is None else entry.kind
 
     def count(self, name: str, column_id: int) -> Longs:
-        """int64[rows] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING where absent."""
+        """int64[rows] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
         column = self.count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
-        """Packed; None where no row has a count."""
+        """The packed column; None if no row has a count."""
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
@@ -248,7 +253,7 @@ class Block:
 
 
 def longs_at(column: PackedColumn, rows: Longs) -> Longs:
-    """As `PackedColumn.longs`, of some of its rows: int64[len(rows)]."""
+    """The values of `PackedColumn.longs` for some rows: int64[len(rows)]."""
     packed = column.packed
     if packed.width == 0:
         values = np.full(len(rows), packed.base, dtype=np.int64)
@@ -261,13 +266,13 @@ def longs_at(column: PackedColumn, rows: Longs) -> Longs:
 
 
 def doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
-    """As `PackedColumn.doubles`, of some of its rows: float64[len(rows)]."""
+    """The values of `PackedColumn.doubles` for some rows: float64[len(rows)]."""
     packed = column.packed
     return column.array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
 
 
 def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
-    """As `PackedColumn.present`, of some of its rows: bool[len(rows)]."""
+    """The values of `PackedColumn.present` for some rows: bool[len(rows)]."""
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)
     bits = column.array(column.packed.presence, "<u1", (column.rows + 7) // 8)
@@ -286,7 +291,7 @@ def _aligned(size: int) -> int:
 
 
 def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
-    """The block's memory, in pieces to be joined. Corrupt when the manifest's header makes no sense."""
+    """The block's memory, as pieces to concatenate. Corrupt if the manifest's header is invalid."""
     schema, spec = _schema_of(decoded), _spec_of(decoded)
     packer = Packer(decoded.heap, decoded.rows)
     longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
@@ -294,11 +299,11 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
         name: packer.bounds(SOURCES["spans"], spans.starts, spans.lengths, absent_low=True)
         for name, spans in decoded.texts.items()
     }
-    lists = {name: _add_list(packer, *given) for name, given in decoded.lists.items()}
+    lists = {name: _add_list(packer, *columns) for name, columns in decoded.lists.items()}
     partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
     columns = _add_columns(packer, decoded, schema, longs["record_count"])
     arrays = packer.pack()
-    # In the order of the fields of `_Directory` and what is in it; tuples are laid down as those are.
+    # In the order of the fields of `_Directory` and its parts, whose tuples have this layout.
     directory = (
         decoded.location,
         decoded.rows,
@@ -319,8 +324,8 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
 
 
 def _there(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
-    found = {name: packer.packed(number) for name, number in numbers.items()}
-    return {name: packed for name, packed in found.items() if packed is not None}
+    columns = {name: packer.packed(number) for name, number in numbers.items()}
+    return {name: packed for name, packed in columns.items() if packed is not None}
 
 
 def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
@@ -337,14 +342,14 @@ def _schema_of(decoded: DecodedManifest) -> Schema:
 
 @lru_cache(maxsize=16)
 def _schema(text: str) -> Schema:
-    """All manifests of a snapshot have but a few schemas between them."""
+    """Cached, because the manifests of a snapshot share few schemas."""
     schema = msgspec.json.decode(_normal(text), type=Schema)
     _ = schema.index
     return schema
 
 
 def _normal(text: str) -> bytes:
-    """The schema's JSON with its tag: old writers left `type` out."""
+    """The schema's JSON with its tag: old writers omitted `type`."""
     value = json.loads(text)
     if isinstance(value, dict):
         value.setdefault("type", "struct")
@@ -365,9 +370,9 @@ def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
 
 
 def _add_partition(
-    packer: Packer, values: PartitionValues, schema: Schema, spec: PartitionSpec
+    packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
 ) -> tuple[int, str, int]:
-    """(field id, type, job)."""
+    """(field id, type, job of the packer)."""
     field = next((field for field in spec.fields if field.field_id == values.field_id), None)
     kind = None
     if field is not None and len(field.sources) == 1:
@@ -375,13 +380,13 @@ def _add_partition(
         primitive = None if source is None else _primitive(source.type)
         if primitive is not None:
             kind = result_type(field.transform, primitive)
-    if kind is None or not _holds(values, kind):
+    if kind is None or not _is_stored_as(values, kind):
         kind = _avro_kind(values)
     return values.field_id, kind, _add_values(packer, values, kind)
 
 
-def _holds(values: PartitionValues, kind: str) -> bool:
-    """Whether what Avro stored can be values of the Iceberg type."""
+def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
+    """Whether the stored Avro type can represent values of the Iceberg type."""
     form = form_of(kind)
     if values.doubles is not None:
         return form is Form.FLOATS
@@ -393,8 +398,8 @@ def _holds(values: PartitionValues, kind: str) -> bool:
     return values.type != "int" or kind in ("int", "long", "date")
 
 
-def _avro_kind(values: PartitionValues) -> str:
-    """The Iceberg type by what Avro says alone (Iceberg spec, appendix A); for sources that the schema lost."""
+def _avro_kind(values: PartitionFieldValues) -> str:
+    """The Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that no schema has."""
     if values.type == "int" and values.logical == "date":
         return "date"
     return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
@@ -402,7 +407,7 @@ def _avro_kind(values: PartitionValues) -> str:
     )
 
 
-def _add_values(packer: Packer, values: PartitionValues, kind: str) -> int:
+def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
     if values.longs is not None:
         return packer.longs(values.longs, values.valid, absent_low=True)
     if values.doubles is not None:
@@ -417,19 +422,19 @@ def _add_columns(
     """(column id, type, number) of each column with statistics."""
     counts = [decoded.counts.get(name, {}) for name in COUNTS]
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
-    found = []
+    columns = []
     for column_id in sorted(set().union(*counts, lower, upper)):
         kind = _kind_of(schema, column_id)
         if kind is not None:
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
-            given = (values, nulls, nans, sizes)
-            number = packer.column(source_of(kind), given, lower.get(column_id), upper.get(column_id), record_count)
-            found.append((column_id, kind, number))
-    return found
+            of_column = (values, nulls, nans, sizes)
+            number = packer.column(source_of(kind), of_column, lower.get(column_id), upper.get(column_id), record_count)
+            columns.append((column_id, kind, number))
+    return columns
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:
-    """None for a column that the schema lacks, and one without statistics that could be read."""
+    """None for a column that the schema lacks, or without readable statistics."""
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)
@@ -442,4 +447,4 @@ def _primitive(of: object) -> str | None:
     try:
         return canonical_primitive(of)
     except BadRequest:
-        return None  # a type of a later format version: nothing is known of its order
+        return None  # a type of a later format version, with an unknown order

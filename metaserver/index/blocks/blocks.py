@@ -1,8 +1,8 @@
-"""Blocks by manifest: read through the cache tiers, decoded once, shared by everyone who still uses them.
+"""Blocks by manifest: read through the cache tiers, decoded once, and shared by all users.
 
-The rule it keeps: `live_bytes` is what the blocks alive in this process occupy, whoever holds them. Nothing here holds
-a block: views do (`metaserver/planner`), and a block dies with the last view of a snapshot that lists its manifest. So
-the account is of real memory, and the owner of the views can keep it within the budget.
+`live_bytes` is the memory of all live blocks of this process. Nothing here references a block: views do
+(`metaserver/planner`), and a block is freed with the last view of a snapshot that lists its manifest. So the count is
+real memory, which the owner of the views can keep within the budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaserver.objects.port import ObjectStore
 
 
 class Blocks:
-    """Belongs to one event loop."""
+    """Loads blocks. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Blocks:
         under_way: int,
         limit_bytes: int,
     ) -> None:
-        """`under_way`: manifests read or decoded at once; `limit_bytes`: of a manifest or manifest list."""
+        """`under_way`: manifests read or decoded concurrently. `limit_bytes`: limit of a manifest or manifest list."""
         self._objects = objects
         self._stack = stack
         self._executor = executor
@@ -44,7 +44,7 @@ class Blocks:
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
         self._gained = 0
         self._freed: deque[int] = deque()
-        """Sizes of blocks that died; a finaliser may run in any thread, and appending is atomic."""
+        """Sizes of freed blocks; a finaliser may run in any thread, and appending is atomic."""
         self.decoded = 0
         """Manifests decoded since the start."""
 
@@ -59,16 +59,18 @@ class Blocks:
         return len(self._alive)
 
     async def manifest_list(self, location: str) -> tuple[ManifestFile, ...]:
-        """Corrupt when the file is gone, or is no manifest list."""
+        """The entries of a manifest list. Corrupt if the file is missing or invalid."""
         data = await self._read(location, "manifest list")
         return await asyncio.get_running_loop().run_in_executor(self._executor, decode_manifest_list, data, location)
 
     def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Those whose blocks are not in this process's memory."""
+        """The manifests whose blocks are not in memory."""
         return [manifest for manifest in manifests if _key(manifest) not in self._alive]
 
     async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """In the order given. Corrupt names a manifest that is gone or broken, or is not what its list says."""
+        """The blocks in the order of the manifests. Corrupt, with its path, if a manifest is missing, damaged, or
+        contradicts the manifest list.
+        """
         found = [self._alive.get(_key(manifest)) for manifest in manifests]
         absent = [manifest for manifest, block in zip(manifests, found, strict=True) if block is None]
         if not absent:
@@ -81,9 +83,10 @@ class Blocks:
                     tasks = [group.create_task(self._load_one(manifest)) for manifest in absent]
             loaded = dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # one of possibly many broken files is enough to say
+            raise errors.exceptions[0] from None  # of several broken files, one is reported
         finally:
-            # The error's traceback holds this frame, and a task the error: a cycle that would keep the others' blocks.
+            # The error's traceback references this frame, and a task the error: a cycle that would keep other blocks
+            # alive.
             tasks.clear()
         blocks = [
             block if block is not None else loaded[_key(manifest)]
@@ -107,42 +110,41 @@ class Blocks:
         location = manifest.manifest_path
         data = await self._read(location, "manifest")
         if len(data) < manifest.manifest_length:
-            # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
+            # Avro does not detect this: a file that ends between two of its blocks is valid.
             raise Corrupt(
-                f"Manifest {location} has {len(data)} bytes; its manifest list says {manifest.manifest_length}"
+                f"Manifest {location} has {len(data)} bytes; its manifest list states {manifest.manifest_length}"
             )
         self.decoded += 1
         packed = await self._decoders.decode(data, location)
-        _check(manifest, Block(packed))  # before it is cached: storage may give the right bytes the next time
+        _check(manifest, Block(packed))  # before it is cached: the next read may return valid bytes
         return packed
 
     async def _read(self, location: str, what: str) -> bytes:
         try:
             return await self._objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            # Not NotFound: to Java's client a 404 is a plan, or a table, that there is not.
-            raise Corrupt(f"The {what} {location} is gone from storage") from None
+            # Not NotFound: Java's client interprets a 404 as a missing plan or table.
+            raise Corrupt(f"The {what} {location} is not in storage") from None
 
 
 def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
-    """The blocks. Corrupt where a manifest disagrees with its list."""
+    """The blocks. Corrupt if a manifest contradicts its manifest list."""
     for manifest, block in zip(manifests, blocks, strict=True):
         _check(manifest, block)
     return blocks
 
 
 def _check(manifest: ManifestFile, block: Block) -> None:
-    """Corrupt where the manifest has another partition spec, or another content, than its manifest list says: either
-    could be wrong, and so would the plan."""
+    """Corrupt if the manifest contradicts its manifest list about partition spec or content; either may be wrong."""
     if not manifest.manifest_length:
-        return  # version 1 metadata names the manifest and says nothing about it
+        return  # listed by version 1 metadata, which states neither
     if block.spec_id != manifest.partition_spec_id:
         raise Corrupt(
-            f"Manifest {block.location} is of partition spec {block.spec_id}; "
-            f"its manifest list says {manifest.partition_spec_id}"
+            f"Manifest {block.location} has partition spec {block.spec_id}; "
+            f"its manifest list states {manifest.partition_spec_id}"
         )
     if block.content > manifest.content:
-        raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list says data files")
+        raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 
 
 def _key(manifest: ManifestFile) -> str:

@@ -1,11 +1,11 @@
-"""Manifests decoded to blocks beside the event loop: in threads, and where many are wanted at once, in processes.
+"""Decodes manifests to blocks off the event loop: in threads, and for large loads also in processes.
 
-Decoding releases the GIL for most of its time, not for all: what is left keeps threads from more than half again the
-speed of one. A process has a GIL of its own, but takes a quarter of a second to start, so that only a load of many
-manifests is worth some. They are started beside it, while threads decode already, and end with it.
+Decoding releases the GIL for most of its time, but the rest limits threads to about 1.5 times the speed of one. A
+process has its own GIL, but takes a quarter of a second to start, which only a load of many manifests justifies.
+Processes start while threads already decode, and end after the load.
 
-The rule it keeps: a process is a faster way to the same bytes. Where none can be started, or one dies, the thread that
-would have asked it decodes by itself; and none outlives this process, because each ends with its standard input.
+A process produces the same bytes. If none can be started, or one dies, the thread decodes itself. No process outlives
+this one, because each ends with its standard input.
 """
 
 from __future__ import annotations
@@ -33,45 +33,47 @@ from metaserver.iceberg.manifests.manifest import decode_manifest
 from metaserver.index.blocks.block import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20
-"""Of manifests that are to be decoded at once: some 160,000 entries, a second's work."""
+"""Bytes of manifests to decode together: some 160,000 entries, a second of work."""
 _PIPE_BYTES = 1 << 20
-"""What Linux allows without privileges; a manifest and its block then take a few switches."""
+"""Linux allows this without privileges; a manifest and its block then take few context switches."""
 _END_S = 5.0
 _QUESTION = struct.Struct("<IQ")
 """Bytes of the location and of the manifest, which follow."""
 _ANSWER = struct.Struct("<BQ")
-"""What it is, and its bytes, which follow."""
+"""The type of the answer and its size; its bytes follow."""
 _READY, _BLOCK, _CORRUPT = range(3)
 
 log = structlog.get_logger()
 
 
-class _Gone(Exception):
-    """The process is there no more, or makes no sense."""
+class _ProcessLost(Exception):
+    """The process has ended, or its answer is invalid."""
 
 
 class Decoders:
-    """`threads` decode at once, with as many processes while `many` is open for `processes_min_bytes` or more."""
+    """`threads` decode concurrently, with as many processes while `many` is active for `processes_min_bytes` or
+    more.
+    """
 
     def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
         self._executor = executor
-        self._most = threads if threads > 1 else 0  # a single one has nobody to share the GIL with
+        self._most = threads if threads > 1 else 0  # a single thread shares its GIL with no other
         self._min_bytes = processes_min_bytes
         self._lock = threading.Lock()
-        """Over all below."""
+        """Protects all attributes below."""
         self._wanted = 0
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self.by_processes = 0
-        """Manifests that processes were asked for."""
+        """Manifests that processes decoded."""
 
     async def decode(self, data: bytes, location: str) -> bytes | memoryview:
-        """The block's memory. Corrupt names the location."""
+        """The block's memory. Corrupt with the location."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, data, location)
 
     @contextmanager
     def many(self, size_bytes: int) -> Iterator[None]:
-        """While it is open, manifests of so many bytes are expected."""
+        """While it is active, manifests with this many bytes in total are expected."""
         if size_bytes < self._min_bytes or not self._most:
             yield
             return
@@ -90,17 +92,17 @@ class Decoders:
                     self._executor.submit(self._end, process)
 
     def close(self) -> None:
-        """Ends what runs yet; once the executor is shut down."""
+        """Ends the remaining processes; call it after the executor's shutdown."""
         for process in list(self._processes):
             self._end(process)
 
     def _decoded(self, data: bytes, location: str) -> bytes | memoryview:
-        process = self._taken()
+        process = self._take()
         if process is None:
             return decoded(data, location)
         try:
-            found = process.decode(data, location)
-        except _Gone as error:
+            memory = process.decode(data, location)
+        except _ProcessLost as error:
             log.warning("decoder_lost", manifest=location, error=str(error))
             self._end(process)
             return decoded(data, location)
@@ -108,10 +110,10 @@ class Decoders:
             self._give(process)
             raise
         self._give(process)
-        return found
+        return memory
 
-    def _taken(self) -> _Process | None:
-        """One that waits for work; where there may be more, one is started for those who come later."""
+    def _take(self) -> _Process | None:
+        """An idle process, or None; if more are allowed, one is started for later callers."""
         with self._lock:
             if not self._wanted:
                 return None
@@ -125,7 +127,7 @@ class Decoders:
                 started = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
-                self._most = 0  # here we are let have none
+                self._most = 0  # the environment does not allow processes
                 return None
             self._processes.add(started)
             self._idle.append(started)
@@ -145,13 +147,13 @@ class Decoders:
 
 
 class _Process:
-    """One that decodes, with our end of its pipes. For one thread at a time."""
+    """A decoding process with this side's ends of its pipes. For one thread at a time."""
 
     def __init__(self) -> None:
-        """OSError where none can be started."""
+        """OSError if it cannot be started."""
         begin = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
-        path = [one or os.getcwd() for one in sys.path]
-        self._process = subprocess.Popen(  # noqa: S603  our own program
+        path = [entry or os.getcwd() for entry in sys.path]
+        self._process = subprocess.Popen(  # noqa: S603  this program
             [sys.executable, "-I", "-c", begin, *path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         questions, answers = self._process.stdin, self._process.stdout
@@ -160,32 +162,34 @@ class _Process:
         self._pipes = questions, answers
         self._to, self._from = questions.fileno(), answers.fileno()
         for descriptor in (self._to, self._from):
-            with contextlib.suppress(OSError):  # a smaller pipe is a slower one
+            with contextlib.suppress(OSError):  # a smaller pipe is only slower
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._ready = False
 
     def is_ready(self) -> bool:
-        """At once: whether it has begun to listen. One that died meanwhile is ready to say so."""
+        """Whether the process has started to read, without waiting; also True for one that has died, which the next use
+        reports.
+        """
         if not self._ready:
             poll = select.poll()
             poll.register(self._from, select.POLLIN | select.POLLHUP)
             self._ready = bool(poll.poll(0))
             if self._ready:
-                with contextlib.suppress(_Gone):  # whoever asks it hears of that
+                with contextlib.suppress(_ProcessLost):  # the next use reports it
                     self._answer()
         return self._ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
-        """As `decoded`. _Gone where the process is, or says what no decoder says."""
+        """The same as `decoded`. _ProcessLost if the process has ended or its answer is invalid."""
         name = location.encode()
         self._write(memoryview(_QUESTION.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
-        what, found = self._answer()
+        what, answer = self._answer()
         if what == _CORRUPT:
-            raise Corrupt(bytes(found).decode())
+            raise Corrupt(bytes(answer).decode())
         if what != _BLOCK:
-            raise _Gone(f"it says {what}")
-        return found
+            raise _ProcessLost(f"it says {what}")
+        return answer
 
     def _answer(self) -> tuple[int, memoryview]:
         what, size = _ANSWER.unpack(self._read(_ANSWER.size))
@@ -196,26 +200,26 @@ class _Process:
             while data:
                 data = data[os.write(self._to, data) :]
         except OSError as error:
-            raise _Gone(str(error)) from error
+            raise _ProcessLost(str(error)) from error
 
     def _read(self, size: int) -> memoryview:
         try:
-            found = np.empty(size, np.uint8).data
+            buffer = np.empty(size, np.uint8).data
         except (MemoryError, ValueError) as error:
-            raise _Gone(f"it announces {size} bytes") from error
+            raise _ProcessLost(f"it announces {size} bytes") from error
         at = 0
         while at < size:
             try:
-                count = os.readv(self._from, [found[at:]])
+                count = os.readv(self._from, [buffer[at:]])
             except OSError as error:
-                raise _Gone(str(error)) from error
+                raise _ProcessLost(str(error)) from error
             if not count:
-                raise _Gone(f"it ended after {at} bytes of {size}")
+                raise _ProcessLost(f"it ended after {at} bytes of {size}")
             at += count
-        return found
+        return buffer
 
     def end(self) -> None:
-        """Waits until it is gone, which takes a few milliseconds."""
+        """Waits until the process has ended, which takes a few milliseconds."""
         for pipe in self._pipes:
             pipe.close()
         try:
@@ -226,13 +230,14 @@ class _Process:
 
 
 def decoded(data: bytes | memoryview, location: str) -> bytes:
-    """The memory of a manifest's block. Corrupt names the location."""
+    """The memory of a manifest's block. Corrupt with the location."""
     return b"".join(encode_block(decode_manifest(data, location)))
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answers until there are no more questions. Everything that is no block and not Corrupt ends it: who asked then
-    decodes by itself, and meets the same."""
+    """Decodes until the input ends. An error other than Corrupt ends the process: the caller then decodes itself, and
+    gets the same error.
+    """
     _say(answers, _READY, b"")
     while head := questions.read(_QUESTION.size):
         name_bytes, data_bytes = _QUESTION.unpack(head)
@@ -253,9 +258,9 @@ def _say(answers: BinaryIO, what: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """The process. A terminal's Ctrl-C is not for it: it ends when nobody asks any more."""
+    """The main function of a decoding process. It ignores a terminal's Ctrl-C, and ends when its input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python's own flush at its end goes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit

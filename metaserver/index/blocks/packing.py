@@ -1,14 +1,14 @@
-"""Packed columns: one value a row, in the fewest bytes that keep order, so that a scan compares codes where they lie.
+"""Packed columns: one value per row in the fewest bytes that keep the order, so that a scan compares codes in place.
 
-Every Iceberg type is one of three forms:
+Every Iceberg type has one of three forms:
 
     integers  boolean, int, long, date, time, timestamps, decimals of up to 18 digits: unsigned codes over a base
-    floats    float, double: 4 bytes where that is exact, else 8
-    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): what follows the column's common
-              prefix, its first bytes as a big-endian code, with length and tail to settle ties
+    floats    float, double: 4 bytes if that is exact, otherwise 8
+    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): after the column's common prefix,
+              the first bytes as a big-endian code, with length and tail to resolve ties
 
-A value that is absent keeps its row in every scan (an unknown bound rules nothing out): as the least code in a column
-of lower bounds, the greatest in one of upper bounds, NaN among floats. A bitmap says which those are.
+An absent value keeps its row in every scan (an unknown bound excludes nothing): it is the minimum code in a column of
+lower bounds, the maximum in a column of upper bounds, and NaN for floats. A bitmap marks absent values.
 
 The scan (`_scan.pyx`) reads these arrays; offsets are relative to the block's memory.
 """
@@ -26,12 +26,12 @@ from metaserver.iceberg.types.values import Value, decimal_precision
 from metaserver.index.kernels._pack import SOURCES
 
 MISSING = -(1 << 63)
-"""Stands for an absent number in arrays of int64; that number itself counts as absent, which prunes less, not more."""
+"""Represents an absent number in int64 arrays; the number itself counts as absent, which prunes less, never more."""
 ALIGNMENT = 64
 LONG_MAX = (1 << 63) - 1
 _BIAS = 1 << 127
 NONE = -1
-"""An offset that is not there."""
+"""An absent offset."""
 
 Longs = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -62,12 +62,12 @@ _FORMS = {
 
 
 _NARROW = frozenset({"int", "long", "date"})
-"""Types of which four bytes hold values; a long's, from before it was widened."""
+"""Types whose values may have four bytes; a long's were written before it was widened."""
 NO_ORDER = -1
 
 
 def form_of(kind: str) -> Form | None:
-    """How values of an Iceberg type are packed; None for types without an order (variant, geometry, unknown)."""
+    """The packed form of an Iceberg type; None for types without an order (variant, geometry, unknown)."""
     form = _FORMS.get(kind)
     if form is not None:
         return form
@@ -77,7 +77,7 @@ def form_of(kind: str) -> Form | None:
 
 
 def source_of(kind: str) -> int:
-    """What `Packer` has to know of single-value binaries of an Iceberg type; NO_ORDER for types without one."""
+    """The packer's code for single-value binaries of an Iceberg type; NO_ORDER for types without an order."""
     form = form_of(kind)
     if form is None:
         return NO_ORDER
@@ -89,7 +89,7 @@ def source_of(kind: str) -> int:
 
 
 def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
-    """A value as the scan compares it: int, float, or bytes."""
+    """A value in the form that scans compare: int, float or bytes."""
     if form is Form.INTEGERS:
         assert not isinstance(value, (str, bytes))
         return max(MISSING, min(LONG_MAX, int(value)))
@@ -100,7 +100,7 @@ def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
         return value
-    # A literal of a truncated decimal may be beyond what 16 bytes hold; no value is.
+    # A literal for a truncated decimal may exceed 16 bytes; stored values do not.
     return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(16, "big")
 
 
@@ -119,18 +119,17 @@ def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where one column lies. Widths in bytes; a width of 0 means that every value is the same.
+    """The position of one column. Widths are in bytes; width 0 means that all values are equal.
 
-    `low` and `high` bound the values; where any is absent, the one on the side that keeps its row is the least or the
-    greatest that the form has.
-    Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
+    `low` and `high` bound the values; if any is absent, the one on the side that keeps its row is the form's minimum or
+    maximum. Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
     """
 
     form: int
     width: int
     codes: int
     presence: int
-    """Offset of a bitmap, least significant bit first; NONE when every value is there."""
+    """Offset of a bitmap, least significant bit first; NONE if no value is absent."""
     low: int | float
     high: int | float
     base: int = 0
@@ -141,7 +140,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Strings: offset of the lengths after the common prefix."""
     lengths_width: int = 0
     ends: int = NONE
-    """Strings: offset of uint32[rows], ends of the tails; NONE when no value is longer than its code."""
+    """Strings: offset of uint32[rows], the ends of the tails; NONE if no value is longer than its code."""
     tails: int = NONE
 
 
@@ -156,7 +155,7 @@ class PackedColumn:
         self.rows = rows
 
     def array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """`count` values of the column's memory as they lie, from one of `packed`'s offsets on."""
+        """`count` values of the column's memory, from one of `packed`'s offsets on."""
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def present(self) -> npt.NDArray[np.bool_]:
@@ -167,7 +166,7 @@ class PackedColumn:
         return np.unpackbits(bits, count=self.rows, bitorder="little").view(np.bool_)
 
     def longs(self) -> Longs:
-        """Integers widened to int64[rows], MISSING where absent."""
+        """Integers widened to int64[rows]; MISSING if absent."""
         packed = self.packed
         if packed.width == 0:
             return np.full(self.rows, packed.base, dtype=np.int64)
@@ -178,11 +177,11 @@ class PackedColumn:
         return values
 
     def doubles(self) -> npt.NDArray[np.float64]:
-        """float64[rows], NaN where absent."""
+        """float64[rows]; NaN if absent."""
         return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def key(self, row: int) -> int | float | bytes | None:
-        """The value of one row as `key_of` makes it; None where absent."""
+        """The value of one row in the form of `key_of`; None if absent."""
         packed = self.packed
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
             return None

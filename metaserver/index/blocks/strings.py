@@ -1,5 +1,4 @@
-"""Strings of a packed column, many rows at once: what `PackedColumn.key` says of one, without a call for each part of
-it."""
+"""Reads strings of a packed column for many rows at once, faster than `PackedColumn.key` for each row."""
 
 from __future__ import annotations
 
@@ -11,28 +10,30 @@ import numpy.typing as npt
 from metaserver.index.blocks.packing import NONE, Longs, PackedColumn
 
 _FEW = 3
-"""So many rows are as well read one by one."""
+"""Up to this number, rows are read one by one."""
 
 
 def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
-    """The values at `rows` int64[n], as bytes; None where absent."""
+    """The values at `rows`, int64[n], as bytes; None if absent."""
     if column is None:
         return [None] * len(rows)
     packed = column.packed
     if len(rows) <= _FEW:
         return [cast("bytes | None", column.key(row)) for row in rows.tolist()]
     if packed.width == 0:
-        found: list[bytes | None] = [packed.common] * len(rows)
+        values: list[bytes | None] = [packed.common] * len(rows)
     else:
-        found = _decoded(column, rows)
+        values = _decoded(column, rows)
     if packed.presence != NONE:
         for place in np.flatnonzero(~column.present()[rows]).tolist():
-            found[place] = None
-    return found
+            values[place] = None
+    return values
 
 
 def codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
-    """uint64[n]: the first `packed.width` bytes after the common prefix, big-endian, zeros behind shorter values."""
+    """uint64[n]: the first `packed.width` bytes after the common prefix, big-endian; shorter values are padded with
+    zeros.
+    """
     return _uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
 
 

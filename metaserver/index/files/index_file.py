@@ -297,9 +297,9 @@ def read_files(blob: Part, header: IndexHeader) -> FilesTable:
     """The files table from the bytes of blob 0, held against what the footer says."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
-        told = f"{len(table)} files of {table.rows} rows"
+        counts = f"{len(table)} files of {table.rows} rows"
         raise Corrupt(
-            f"{header.location}: the files table tells of {told}, the footer of {header.files} of {header.rows}"
+            f"{header.location}: the files table has {counts}, but the footer states {header.files} of {header.rows}"
         )
     return table
 

@@ -1,12 +1,11 @@
-"""Index files, opened: read through the cache tiers, shared by all plans, within a budget.
+"""Opens index files: reads them through the cache tiers, shares them between plans, and bounds their memory.
 
-The rules it keeps. An index that is missing, damaged, slow or of an unknown version is no index: whoever asked goes on
-without it, and no failure here fails a query. What is wrong at its source is quarantined, so that nobody meets it
-again and the data files it described count as uncovered, which is what the indexer builds for. A storage that does not
-answer is asked again after a while; nothing is known to be wrong then.
+An index that is missing, damaged, slow or of an unknown version is unusable: the caller continues without it, and no
+failure here fails a query. If the stored object itself is damaged, the file is quarantined: it is no longer used, and
+the indexer rebuilds the index for its data files. If storage does not answer, the file is retried after a delay.
 
-The memory tier counts an eighth of a mapped file: its pages are the kernel's. Were they counted in full, indexes that
-are asked in turns would be mapped and checked anew each time. Plans that are under way hold what they use.
+The memory tier counts an eighth of the size of a mapped file, whose pages belong to the kernel's page cache. Counted in
+full, alternating indexes would be mapped and checked again each time. Running plans reference the files they use.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from metaserver.clock import Clock
 from metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
 from metaserver.index.files.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
 from metaserver.index.files.registry import Registry
-from metaserver.index.files.remote import ColdIndex, open_cold
+from metaserver.index.files.remote import ColdIndex, open_remote
 from metaserver.index.kinds.kind import OpenedBlob
 from metaserver.index.kinds.kinds import KINDS
 from metaserver.objects.port import ObjectStore
@@ -39,18 +38,18 @@ from metaserver.settings import Settings
 from metaserver.store.port import RegisteredIndexFile
 
 RETRY_S = 5.0
-"""How long an index file is left alone that could not be read."""
+"""Delay before an index file that could not be read is retried."""
 _LATER_MAX, _LATER_BYTES = 10_000, 400
-"""Locations of such files that are remembered, and what each takes."""
+"""The number of such files that are remembered, and the memory of each."""
 
 _COLD_BYTES = 64 << 20
-"""Of large index files, what is kept to ask them by range."""
+"""Memory for the parts of large index files that are read by range."""
 
 _MAPPED_SHARE = 8
-"""Of a mapped file, what counts: its directory, and page tables, are a hundredth at least."""
+"""The counted fraction of a mapped file; its directory and page tables take at least a hundredth."""
 
 DISK_S = 0.02
-"""How long a large index file may take to come from the local disk before it is asked from afar."""
+"""How long a plan waits for the local disk to return a large index file before it reads the file remotely."""
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenIndex:
-    """`index` answers by the number of a data file in `files`."""
+    """An open index file. `index` answers by the position of a data file in `files`."""
 
     location: str
     files: FilesTable
@@ -68,7 +67,7 @@ class OpenIndex:
 
 
 class Indexes:
-    """Belongs to one event loop."""
+    """Opens and caches index files. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -80,34 +79,34 @@ class Indexes:
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
-        """`limit_bytes`: larger index files are not read; `whole_bytes`: larger ones may be asked by range."""
+        """`limit_bytes`: larger index files are not read. `whole_bytes`: larger index files may be read by range."""
         self._objects = objects
         self.registry = registry
         self._stack = stack
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._whole_bytes = whole_bytes
-        self._cold: MemoryCache[str, ColdIndex] = MemoryCache(_COLD_BYTES)
-        self._chilling: SingleFlight[str, ColdIndex] = SingleFlight()
+        self._remote: MemoryCache[str, ColdIndex] = MemoryCache(_COLD_BYTES)
+        self._opening_remote: SingleFlight[str, ColdIndex] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
-        self._suspected: dict[str, asyncio.Task[None]] = {}
-        """By location: looked at behind those who found them damaged."""
-        self._later: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES)
-        """Location → monotonic time before which it is not tried again; infinity for an unknown version."""
+        self._verifying: dict[str, asyncio.Task[None]] = {}
+        """Verification tasks by location."""
+        self._retry_at: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES)
+        """Monotonic time of the next attempt, by location; infinity for an unknown version."""
         self.failures = 0
         """Index files that could not be used, since the start."""
         self.quarantined = 0
 
-    def held(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """The opened file if memory has it, at once."""
+    def in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
+        """The open file if it is in memory."""
         return self._stack.cached(_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """None when it cannot be used, for whatever reason. Never raises."""
-        held = self.held(file)
-        if held is not None:
-            return held
-        until_s = self._later.get(file.location)
+        """Opens an index file; None if it cannot be used. Never raises."""
+        opened = self.in_memory(file)
+        if opened is not None:
+            return opened
+        until_s = self._retry_at.get(file.location)
         if until_s is not None and self._clock.monotonic() < until_s:
             return None
         try:
@@ -119,130 +118,139 @@ class Indexes:
         except (Corrupt, ObjectMissing, TooLarge) as error:
             await self._quarantine(file, error.message)
         except UnknownVersion as error:
-            self._leave_alone(file, str(error), until_s=math.inf)
+            self._defer(file, str(error), until_s=math.inf)
         except SeamarkError as error:
-            self._leave_alone(file, error.message)
+            self._defer(file, error.message)
         return None
 
-    def is_beyond_us(self, file: RegisteredIndexFile) -> bool:
-        """Whether it was found to be of a version that this program cannot read, and will not read later either."""
-        return self._later.get(file.location) == math.inf
+    def is_unsupported(self, file: RegisteredIndexFile) -> bool:
+        """Whether the file has a version that this program cannot read."""
+        return self._retry_at.get(file.location) == math.inf
 
     def fetch(self, file: RegisteredIndexFile) -> asyncio.Task[OpenIndex | None]:
-        """`open`, one at a time of each file, whoever waits for it, and for however long."""
+        """Runs `open` as a task that all waiting callers share."""
         task = self._fetching.get(file.location)
         if task is None:
             task = self._fetching[file.location] = asyncio.create_task(self.open(file), name="index")
             task.add_done_callback(lambda _: self._fetching.pop(file.location))
         return task
 
-    def is_coming(self, file: RegisteredIndexFile) -> bool:
+    def is_being_fetched(self, file: RegisteredIndexFile) -> bool:
         return file.location in self._fetching
 
-    def has_cold_door(self, file: RegisteredIndexFile) -> bool:
-        """Whether it can be asked without being here, and is large enough for that to pay."""
+    def supports_remote_reads(self, file: RegisteredIndexFile) -> bool:
+        """Whether the file is large enough to be read by range, and within the size limit."""
         return self._whole_bytes < file.size_bytes <= self._limit_bytes
 
-    async def open_cold(self, file: RegisteredIndexFile) -> ColdIndex | None:
-        """One that has a cold door, ready to be asked by range; None where it cannot be. Never raises."""
-        cold = self._cold.get(file.location)
-        if cold is not None:
-            return cold
+    async def open_remote(self, file: RegisteredIndexFile) -> ColdIndex | None:
+        """Opens an index file that supports remote reads; None if that fails. Never raises."""
+        remote = self._remote.get(file.location)
+        if remote is not None:
+            return remote
 
         async def load() -> ColdIndex:
-            header, opened = await open_cold(self._objects, file)
+            header, opened = await open_remote(self._objects, file)
             _check(header, file)
-            self._cold.put(file.location, opened, opened.size_bytes)
+            self._remote.put(file.location, opened, opened.size_bytes)
             return opened
 
         try:
-            return await self._chilling.run(file.location, load)
-        except (SeamarkError, ValueError) as error:  # who reads the whole file finds out whether it is damaged
+            return await self._opening_remote.run(file.location, load)
+        except (SeamarkError, ValueError) as error:  # reading the whole file reports the damage
             log.info("index file not opened by range", location=file.location, reason=str(error))
             return None
 
-    async def by_range(self, file: RegisteredIndexFile, ask: Callable[[ColdIndex], Awaitable[T | None]]) -> T | None:
-        """What `ask` makes of an index file that is not here; None where it cannot be opened by range, or is not to be
-        asked so, or breaks. Never raises what `ask` raises for damage and for a storage that does not answer."""
-        cold = await self.open_cold(file)
-        if cold is None:
+    async def read_remotely(
+        self, file: RegisteredIndexFile, read: Callable[[ColdIndex], Awaitable[T | None]]
+    ) -> T | None:
+        """The result of `read` on an index file that is not in memory.
+
+        None if the file cannot be opened by range, if `read` returns None, or if it fails because of damage or storage.
+        """
+        remote = await self.open_remote(file)
+        if remote is None:
             return None
         try:
-            said = await ask(cold)
+            result = await read(remote)
         except ValueError as error:
-            self._cold.discard(file.location)
-            self.suspect_soon([file], str(error))
+            self._remote.discard(file.location)
+            self.schedule_verification([file], str(error))
             return None
         except SeamarkError as error:
             log.info("index file not asked by range", location=file.location, reason=str(error))
             return None
-        if said is None and cold.is_full:
-            self._cold.discard(file.location)
-        elif self._cold.get(file.location) is cold:
-            self._cold.put(file.location, cold, cold.size_bytes)
-        return said
+        if result is None and remote.is_full:
+            self._remote.discard(file.location)
+        elif self._remote.get(file.location) is remote:
+            self._remote.put(file.location, remote, remote.size_bytes)
+        return result
 
     async def ready(
-        self, file: RegisteredIndexFile, ask: Callable[[ColdIndex], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read: Callable[[ColdIndex], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """The opened file where it is here or small, else what `ask` makes of it by range, else the file once it is
-        here, however long that takes; None when it cannot be used."""
-        held = self.held(file)
-        if held is not None or not self.has_cold_door(file):
-            return held or await self.open(file)
-        fresh = not self.is_coming(file)
-        coming = self.fetch(file)
-        if fresh:  # the local disk may have it, which takes no time
-            await asyncio.wait([coming], timeout=DISK_S)
-        if not coming.done():
-            said = await self.by_range(file, ask)
-            if said is not None:
-                return said
-            await asyncio.wait([coming])
-        return coming.result()
+        """The open file if it is in memory or small, otherwise the result of `read` by range, otherwise the file once
+        it is loaded; None if it cannot be used. Waits as long as needed.
+        """
+        opened = self.in_memory(file)
+        if opened is not None or not self.supports_remote_reads(file):
+            return opened or await self.open(file)
+        fresh = not self.is_being_fetched(file)
+        task = self.fetch(file)
+        if fresh:  # the local disk may have it, which takes little time
+            await asyncio.wait([task], timeout=DISK_S)
+        if not task.done():
+            result = await self.read_remotely(file, read)
+            if result is not None:
+                return result
+            await asyncio.wait([task])
+        return task.result()
 
-    def suspect_soon(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """`suspect`, behind whoever found damage."""
+    def schedule_verification(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
+        """Runs `verify_source` in a task for each of these files."""
         for file in files:
-            if file.location not in self._suspected:
-                task = asyncio.create_task(self.suspect([file], reason), name="suspect")
-                self._suspected[file.location] = task
-                task.add_done_callback(partial(self._looked_at, file.location))
+            if file.location not in self._verifying:
+                task = asyncio.create_task(self.verify_source([file], reason), name="verify-index-file")
+                self._verifying[file.location] = task
+                task.add_done_callback(partial(self._forget_verification, file.location))
 
-    def _looked_at(self, location: str, _: asyncio.Task[None]) -> None:
-        del self._suspected[location]
+    def _forget_verification(self, location: str, _: asyncio.Task[None]) -> None:
+        del self._verifying[location]
 
-    async def suspect(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """A probe found damage. What the caches hold may be what is damaged, so the source decides: if that is damaged
-        too, the file is quarantined. Never raises."""
+    async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
+        """Verifies the stored index files, after a probe found damage, which may be in the cached copy only.
+
+        A file whose stored object is damaged is quarantined. Never raises.
+        """
         for file in files:
             self._stack.discard(_key(file.location))
             try:
                 data = await self._objects.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
-            except UnknownVersion as error:  # nothing that is here was read from it
-                self._leave_alone(file, str(error), until_s=math.inf)
+            except UnknownVersion as error:  # no cached copy was read from it
+                self._defer(file, str(error), until_s=math.inf)
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
                 await self._quarantine(file, f"{reason}; {error}")
             except SeamarkError as error:
-                self._leave_alone(file, error.message)
+                self._defer(file, error.message)
 
     async def _quarantine(self, file: RegisteredIndexFile, reason: str) -> None:
-        self._leave_alone(file, reason)
+        self._defer(file, reason)
         try:
             await self.registry.quarantine(file.uuid, file.location, reason)
             self.quarantined += 1
-        except SeamarkError as error:  # gone from the registry, or the store is away: the next who meets it tries again
+        except (
+            SeamarkError
+        ) as error:  # the registry lacks it, or the store is unavailable: the next failure tries again
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
-    def _leave_alone(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
+    def _defer(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
         self.failures += 1
         until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
-        self._later.put(file.location, until_s, _LATER_BYTES)
+        self._retry_at.put(file.location, until_s, _LATER_BYTES)
         log.warning("index file not used", location=file.location, reason=reason)
 
     async def close(self) -> None:
-        tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *self._suspected.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *self._verifying.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -252,26 +260,29 @@ class Indexes:
 
 
 def _opened(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
-    """Corrupt when it is not what the registry says."""
-    found = open_index_file(data, file.location)
-    _check(found.header, file)
+    """Corrupt if the file does not match its registration."""
+    content = open_index_file(data, file.location)
+    _check(content.header, file)
     try:
-        index = KINDS[file.kind].open(found.blob)
+        index = KINDS[file.kind].open(content.blob)
     except ValueError as error:
         raise Corrupt(f"{file.location}: {error}") from None
-    if index.files != len(found.files):
-        raise Corrupt(f"{file.location} indexes {index.files} data files and lists {len(found.files)}")
-    return OpenIndex(file.location, found.files, index, len(data))
+    if index.files != len(content.files):
+        raise Corrupt(f"{file.location} indexes {index.files} data files and lists {len(content.files)}")
+    return OpenIndex(file.location, content.files, index, len(data))
 
 
 def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
-    said = (header.table_uuid, header.definition, header.kind)
-    if said != (file.uuid, file.definition, file.kind):
-        raise Corrupt(f"{file.location} is of table, definition and kind {said}; it is registered as of another")
+    header_identity = (header.table_uuid, header.definition, header.kind)
+    registered = (file.uuid, file.definition, file.kind)
+    if header_identity != registered:
+        raise Corrupt(
+            f"{file.location} has table, definition and kind {header_identity}, but is registered with {registered}"
+        )
 
 
 def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
-    """Reads everything. Corrupt or ValueError for what is damaged."""
+    """Reads the whole file. Corrupt or ValueError if it is damaged."""
     _opened(data, file).index.verify()
 
 
@@ -283,7 +294,7 @@ def _key(location: str) -> str:
 async def open_indexes(
     settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock
 ) -> AsyncIterator[Indexes]:
-    """With their memory and their folder on the local disk."""
+    """`Indexes` with its memory tier and its folder on the local disk."""
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
         MemoryCache(settings.index_memory_bytes),

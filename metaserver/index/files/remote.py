@@ -106,7 +106,7 @@ class ColdIndex:
         return await self.blob.ask(question)
 
 
-async def open_cold(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, ColdIndex]:
+async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, ColdIndex]:
     """In three to five reads. Corrupt, UnknownVersion, ValueError; what `read_range` raises."""
     location, size = file.location, file.size_bytes
     tail = await _end(objects, location, size, _GUESS_BYTES)

@@ -1,1 +1,1 @@
-"""Compiled loops over index data. They import nothing of ours but each other."""
+"""Compiled loops over index data. They import only each other."""

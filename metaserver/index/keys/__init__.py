@@ -1,1 +1,1 @@
-"""Keys: the one form in which every index sees values."""
+"""Keys: the common form of values in all indexes."""

@@ -1,10 +1,10 @@
-"""What delete files say: positions of rows, and keys of rows. Pure: from their bytes.
+"""Decodes delete files from their bytes: positions of rows, and keys of rows. Pure.
 
-The rule it keeps: a delete file is understood whole or not at all (`Unreadable`, with a reason for people), so that
-nobody takes a row for live because a file was too large, damaged or of a format that is not read here.
+A delete file is either decoded completely or `Unreadable`, with a reason, so that a row never counts as live because a
+file was too large, damaged, or of an unsupported format.
 
-Read are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality Delete Files"), and
-deletion vectors (Puffin spec, `deletion-vector-v1`), as manifests say where they lie. Of keys hashes are kept.
+Supported are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality Delete Files"),
+and deletion vectors (Puffin spec, `deletion-vector-v1`) at the positions of the manifest. Keys are stored as hashes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POSITION_BYTES = 40
 _VECTOR_ROW_BYTES = 24
 """Memory for one row of a deletion vector while its rows are listed."""
 _ROARING_GROWTH = 16
-"""So much larger than its bytes a roaring bitmap may be in memory: each of many small containers is an allocation."""
+"""The maximum ratio of a roaring bitmap's memory to its bytes: each of many small containers is an allocation."""
 _LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
 _ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
 """Codes of 0.0 and -0.0 (`keys.py`)."""
@@ -46,7 +46,7 @@ Columns: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class DeleteFile(NamedTuple):
-    """As its manifest entry has it."""
+    """A delete file's manifest entry."""
 
     path: str
     format: str
@@ -55,7 +55,7 @@ class DeleteFile(NamedTuple):
     records: int
     referenced: str | None
     offset: int
-    """Of a deletion vector in its Puffin file; MISSING for a file that is its own."""
+    """Offset of a deletion vector in its Puffin file; MISSING for other files."""
     length: int
     columns: tuple[int, ...]
     """Ids of the columns that equality deletes compare."""
@@ -71,15 +71,16 @@ class DeleteFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Positions:
-    """`positions` int64[deletes], each once and ascending within each data file, which begins at `starts`
-    int64[files + 1]."""
+    """`positions`, int64[deletes], distinct and ascending within each data file, whose first index is in `starts`,
+    int64[files + 1].
+    """
 
     files: Mapping[str, int]
     starts: Longs
     positions: Longs
 
     def of(self, path: str) -> Longs:
-        """Of one data file, ascending."""
+        """The positions of one data file, ascending."""
         number = self.files.get(path)
         return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
 
@@ -89,26 +90,26 @@ class Positions:
 
 
 class HashSet:
-    """128-bit hashes to look for: uint64[n] high halves, ascending, and the low ones."""
+    """A set of 128-bit hashes: uint64[n] high halves, ascending, and the low halves."""
 
     def __init__(self, high: Hashes, low: Hashes) -> None:
         order = np.argsort(high, kind="stable")
         self._high, self._low = high[order], low[order]
 
     def has(self, high: Hashes, low: Hashes) -> Mask:
-        """bool[n]: which of these it holds."""
-        found = np.zeros(len(high), dtype=np.bool_)
+        """bool[n]: which of these hashes the set contains."""
+        mask = np.zeros(len(high), dtype=np.bool_)
         place = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
         left = np.flatnonzero(place < end)
-        # More than one turn only where a key stands there twice.
+        # A second iteration occurs only if two hashes share the high half.
         while len(left):
             here = self._low[place[left]] == low[left]
-            found[left[here]] = True
+            mask[left[here]] = True
             left = left[~here]
             place[left] += 1
             left = left[place[left] < end[left]]
-        return found
+        return mask
 
     @property
     def size_bytes(self) -> int:
@@ -117,7 +118,7 @@ class HashSet:
 
 @dataclass(frozen=True)
 class DeletedKeys:
-    """Keys of an equality delete file. `loose` takes both zeros for one; None where no column is of floats."""
+    """Keys of an equality delete file. `loose` treats both zeros as equal; None if no column has floats."""
 
     exact: HashSet
     loose: HashSet | None
@@ -133,7 +134,7 @@ class DeletedKeys:
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
-    """With 0.0 in place of -0.0; None where no column is of floats."""
+    """The columns with 0.0 in place of -0.0; None if no column has floats."""
     if not any(column.kind in FLOATS for column in columns):
         return None
     return [_without_sign(column) if column.kind in FLOATS else column for column in columns]
@@ -149,10 +150,12 @@ Content: TypeAlias = Positions | DeletedKeys
 
 
 def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
-    """A delete file's bytes, or a deletion vector's. `columns` are those of an equality delete's keys. Unreadable, also
-    for one that would take more than `limit_bytes` of memory."""
+    """The content of a delete file or a deletion vector. `columns`: those of an equality delete's keys.
+
+    Unreadable also if it needs more than `limit_bytes` of memory.
+    """
     if file.format not in ("parquet", "puffin"):
-        raise Unreadable(file.path, f"delete files of format {file.format!r} are not read")
+        raise Unreadable(file.path, f"delete files of format {file.format!r} are not supported")
     if file.is_vector:
         return _vector(data, file, limit_bytes)
     budget = decoded_budget(limit_bytes)
@@ -164,9 +167,9 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
         places = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
-        found = opened.columns(places | places_of(opened.schema, places))
-        paths, spots = found[DELETED_PATH].combine_chunks(), found[DELETED_POSITION].combine_chunks()
-        if isinstance(paths, pa.ChunkedArray):  # of no rows
+        columns = opened.columns(places | places_of(opened.schema, places))
+        paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
+        if isinstance(paths, pa.ChunkedArray):  # without rows
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
         if paths.null_count or spots.null_count:
             raise Unreadable(file.path, "a path or a position in it is null")
@@ -181,7 +184,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
-    # Each position once, though files that were merged name one again.
+    # Each position once, although merged files may repeat one.
     first = np.ones(len(rows), dtype=np.bool_)
     first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
     codes, rows = codes[first], rows[first]
@@ -195,9 +198,9 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
         places = places_of(opened.schema, [column_id for column_id, _ in columns])
         absent = [column_id for column_id, _ in columns if column_id not in places]
         if absent:
-            raise Unreadable(file.path, f"it has no column of id {absent[0]}")
+            raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
         found = opened.plain_columns(places)
-        return DeletedKeys.of([keys_of(found[one], kind) for one, kind in columns])
+        return DeletedKeys.of([keys_of(found[column_id], kind) for column_id, kind in columns])
     except InDoubt as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -205,13 +208,13 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
 
 
 def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
-    """Length of what follows it but the checksum, magic, roaring bitmap of 64 bits, CRC-32 of magic and bitmap."""
+    """Layout: length of what follows except the checksum, magic, 64-bit roaring bitmap, CRC-32 of magic and bitmap."""
     head = _LENGTH.size + len(_VECTOR_MAGIC)
     if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < head + _CHECK.size:
         raise Unreadable(file.path, f"there is no deletion vector of {file.length} bytes at {file.offset}")
     inside = memoryview(data)[_LENGTH.size : -_CHECK.size]
     if _LENGTH.unpack_from(data)[0] != len(inside) or inside[:4] != _VECTOR_MAGIC:
-        raise Unreadable(file.path, f"what lies at {file.offset} does not begin as a deletion vector")
+        raise Unreadable(file.path, f"the data at {file.offset} do not start with a deletion vector's magic bytes")
     if _CHECK.unpack_from(data, len(data) - _CHECK.size)[0] != isal_zlib.crc32(inside):
         raise Unreadable(file.path, f"the deletion vector at {file.offset} does not match its checksum")
     if len(inside) * _ROARING_GROWTH > limit_bytes:
@@ -222,10 +225,10 @@ def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Pos
         raise Unreadable(file.path, f"the deletion vector at {file.offset} cannot be read: {error}") from None
     if len(bitmap) != file.records:
         raise Unreadable(
-            file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest says {file.records}"
+            file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest states {file.records}"
         )
     if _VECTOR_ROW_BYTES * len(bitmap) > limit_bytes:
-        raise Unreadable(file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, more than memory is given")
+        raise Unreadable(file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, beyond the memory limit")
     rows = np.asarray(bitmap.to_array(), dtype=np.uint64).astype(np.int64)
     return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)
 

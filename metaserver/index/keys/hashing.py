@@ -1,7 +1,7 @@
-"""XXH64 of keys, of rows and of data files: what an index stores in place of values, and knows files by.
+"""XXH64 hashes of keys, of rows and of data files, which indexes store instead of values and file paths.
 
-All hashes are XXH64 (xxHash specification 0.1.1) with the seed given. They are part of the format: an index that was
-written yesterday is asked with the hashes of today, so nothing here may ever change what it returns.
+All hashes are XXH64 (xxHash specification 0.1.1) with the given seed. They are part of the file format, so the results
+must never change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_keys(keys: Keys, seed: int) -> Hashes:
-    """uint64[rows]: of the 8 bytes of a code, little-endian, or of a row's bytes. Of null and NaN undefined."""
+    """uint64[rows]: the hash of a code's 8 bytes, little-endian, or of a row's bytes. Undefined for null and NaN."""
     if keys.codes is not None:
         return _hash.hash_codes(keys.codes, seed)
     assert keys.heap is not None
@@ -27,30 +27,30 @@ def hash_keys(keys: Keys, seed: int) -> Hashes:
 
 
 def hash_key(key: Key, seed: int) -> int:
-    """The same of one key."""
+    """The hash of one key, as `hash_keys`."""
     return _hash.hash_word(key, seed) if isinstance(key, int) else _hash.hash_bytes(key, seed)
 
 
 def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
     """uint64[rows] of composite keys: of each column its length (u32, little-endian) and bytes.
 
-    A null is the length 0xFFFFFFFF and no bytes, a NaN 0xFFFFFFFE, so that no two rows that differ are the same bytes.
-    Raises ValueError where the columns differ in rows, or for a value of 4 GiB.
+    Null is the length 0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes. ValueError
+    if the columns differ in rows, or for a value of 4 GiB.
     """
     rows = {column.rows for column in columns}
     if len(rows) != 1:
-        raise ValueError(f"the columns of a composite key have {sorted(rows)} rows; they need the same number")
+        raise ValueError(f"the columns of a composite key have {sorted(rows)} rows; they must have the same number")
     parts = [(column.codes, column.starts, column.heap, column.valid, column.nan) for column in columns]
     return _hash.hash_rows(parts, rows.pop(), seed)
 
 
 def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
-    """(high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` of seeds 0 and 1."""
+    """(high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` with seeds 0 and 1."""
     return hash_rows(columns, 0), hash_rows(columns, 1)
 
 
 def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
-    """The identities of immutable data files, uint64[files, 2]: a file replaced at the same path is another one.
+    """The identities of immutable data files, uint64[files, 2]: a file replaced at the same path has another identity.
 
     Hashes (seeds 0 and 1) of path (UTF-8), size in bytes and record count (u64, little-endian).
     """
@@ -58,5 +58,5 @@ def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike)
 
 
 def checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
-    """XXH64 of a section of a blob. Where a format keeps 4 bytes of it, these are the low ones."""
+    """XXH64 of a section of a blob. A format that stores 4 bytes of it stores the low ones."""
     return _hash.hash_bytes(data, seed)

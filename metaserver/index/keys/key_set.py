@@ -1,9 +1,8 @@
-"""Many keys of one type, each once: what a join demands of a column (`planner/joins/joins.py`).
+"""A set of many keys of one type: the keys of a dynamic filter (`planner/joins/joins.py`).
 
-Lists of a predicate are searched key by key. Here it is the other way round: the distinct keys of a file, or of all
-files together, are looked up among the wanted ones, so that what it costs goes by what an index holds, and a hundred
-thousand wanted keys cost as much as ten. Codes that lie close together are looked up in a table of bits; keys of bytes
-by their hash, so that of those answers are supersets. Pure.
+The lists of a predicate are searched key by key. For a key set, the distinct keys of a file, or of all files together,
+are looked up in the set, so that the cost depends on the index, not on the size of the set. Codes in a small range are
+looked up in a table of bits; byte keys by hash, whose results are supersets. Pure.
 """
 
 from __future__ import annotations
@@ -25,40 +24,42 @@ Places = npt.NDArray[np.uint64]
 
 _SIGN, _BIAS = 1 << 63, 1 << 127
 _WIDE_DECIMAL = 16
-"""Bytes of a decimal of many digits (`keys.py`)."""
+"""Bytes of a decimal with many digits (`keys.py`)."""
 _SPAN_MAX = 1 << 27
-"""Bits of a table of codes: 16 MiB,"""
+"""Maximum bits of a table of codes: 16 MiB,"""
 _SPAN_A_KEY = 1 << 12
-"""or so many for each key; codes that are further apart are searched."""
+"""or this many per key; codes in a wider range are searched."""
 
 
 class KeySpan:
-    """All codes from one to another, both included."""
+    """All codes from `low` to `high`, inclusive."""
 
     def __init__(self, kind: str, low: int, high: int) -> None:
         self.kind = kind
         self.table: tuple[Places | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
-        """As of `KeySet`."""
+        """As in `KeySet`."""
         self._low, self._high = np.uint64(low), np.uint64(high)
 
     def marks(self, distinct: Distinct) -> Bytes:
-        """As of `KeySet`."""
+        """As in `KeySet`."""
         assert distinct.codes is not None
-        found: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
-        return found
+        mask: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
+        return mask
 
 
 WantedKeys: TypeAlias = "KeySet | KeySpan"
 
 
 class KeySet:
-    """`distinct` are its keys in order, of type `kind`. ValueError where one is too long to be told from others."""
+    """`distinct`: the keys, ascending, of type `kind`. ValueError if a key is too long to be distinguished from
+    others.
+    """
 
     def __init__(self, kind: str, distinct: Distinct) -> None:
         if distinct.clipped:
-            raise ValueError(f"keys of {CLIPPED_BYTES} bytes and more are not told apart")
+            raise ValueError(f"keys of {CLIPPED_BYTES} bytes and more cannot be distinguished")
         self.kind = kind
         self.distinct = distinct
 
@@ -67,29 +68,29 @@ class KeySet:
 
     @property
     def size_bytes(self) -> int:
-        """With all that it may come to remember."""
+        """Memory including caches."""
         parts = (self.distinct.codes, self.distinct.starts, self.distinct.heap)
         table = min(_SPAN_MAX, _SPAN_A_KEY * len(self)) // 8 if self.distinct.codes is not None else 0
         return sum(part.nbytes for part in parts if part is not None) + 8 * len(self) + table + 1000
 
     @cached_property
     def digest(self) -> str:
-        """Of its type and its keys."""
-        told = hashlib.sha256(self.kind.encode())
+        """A digest of the type and the keys."""
+        digest = hashlib.sha256(self.kind.encode())
         for part in (self.distinct.codes, self.distinct.starts, self.distinct.heap):
             if part is not None:
-                told.update(np.ascontiguousarray(part).data)
-        return told.hexdigest()
+                digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
     @cached_property
     def keys(self) -> Keys:
-        """As a column."""
+        """The keys as a column."""
         one = self.distinct
         return Keys(self.kind, len(one), one.codes, one.starts, one.heap, None, None)
 
     @cached_property
     def extremes(self) -> KeyRanges:
-        """All keys from its least to its most; of an empty set none."""
+        """The range of all keys; empty for an empty set."""
         if not len(self):
             return KeyRanges(self.kind, ())
         low, high = self.at(0), self.at(len(self) - 1)
@@ -104,11 +105,13 @@ class KeySet:
         return one.heap[one.starts[place] : one.starts[place + 1]].tobytes()
 
     def of_kind(self, kind: str) -> KeySet:
-        """The same values as keys of another type, both integers or decimals of one scale; those that it has."""
+        """The same values as keys of another type, both integers or decimals of one scale; without those that it cannot
+        hold.
+        """
         if self.kind == kind:
             return self
         codes = self.distinct.codes
-        if codes is None and not has_codes(kind):  # decimals of many digits, all of one length
+        if codes is None and not has_codes(kind):  # decimals with many digits, all of one length
             return KeySet(kind, self.distinct)
         if codes is not None and has_codes(kind):
             if kind == "int":
@@ -123,16 +126,16 @@ class KeySet:
         return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
 
     def marks(self, distinct: Distinct) -> Bytes:
-        """uint8[n]: 1 where it holds this key, of n in ascending order."""
+        """uint8[n]: 1 if the set contains the key, for n ascending keys."""
         if distinct.codes is not None:
             return self._coded(distinct.codes)
         assert distinct.starts is not None
         assert distinct.heap is not None
         hashes = hash_keys(Keys(self.kind, len(distinct), None, distinct.starts, distinct.heap, None, None), 0)
-        found = _among(self._hashes, hashes)
-        # What stands for longer values is none that is here.
-        found[np.diff(distinct.starts) >= CLIPPED_BYTES] = 0
-        return found
+        mask = _among(self._hashes, hashes)
+        # Truncated keys never match.
+        mask[np.diff(distinct.starts) >= CLIPPED_BYTES] = 0
+        return mask
 
     def _coded(self, codes: Codes) -> Bytes:
         table = self.table
@@ -143,8 +146,9 @@ class KeySet:
 
     @cached_property
     def table(self) -> tuple[Places | None, int, int] | None:
-        """Of codes: (bits of all codes from the least on, that, how many); None where they are too far apart, or
-        none."""
+        """For codes: (bits of all codes from the minimum on, the minimum, their number); None if the range is too wide,
+        or the set is empty.
+        """
         codes = self.distinct.codes
         if codes is None or not len(codes):
             return None
@@ -156,16 +160,16 @@ class KeySet:
 
     @cached_property
     def _hashes(self) -> Hashes:
-        found: Hashes = np.sort(hash_keys(self.keys, 0))
-        return found
+        hashes: Hashes = np.sort(hash_keys(self.keys, 0))
+        return hashes
 
 
 def _among(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> Bytes:
     if not len(ascending):
         return np.zeros(len(values), dtype=np.uint8)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    found: Bytes = (ascending[at] == values).view(np.uint8)
-    return found
+    mask: Bytes = (ascending[at] == values).view(np.uint8)
+    return mask
 
 
 def _wide(unscaled: int) -> bytes:

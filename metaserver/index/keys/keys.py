@@ -1,19 +1,19 @@
-"""Keys: the one form in which every index sees values, and predicates as ranges over them.
+"""Keys: the common form of values in all indexes, and predicates as ranges of keys.
 
 A value of up to 8 bytes is a *code*, an unsigned 64-bit number; any other is its bytes. Both keep the order of values,
-so an index compares, hashes and sorts keys and never asks for a type. By Iceberg type:
+so indexes compare, hash and sort keys without knowing the type. By Iceberg type:
 
     boolean                            0, 1
     int, long, date, time, timestamps  value + 2^63
     decimal of up to 18 digits         unscaled value + 2^63
     float, double                      the bits of the double: negative ones inverted, others with the sign bit set
     string                             UTF-8
-    binary, fixed, uuid                as they are
+    binary, fixed, uuid                unchanged
     decimal of more digits             16 bytes, big-endian, of unscaled value + 2^127
 
-So -0.0 and 0.0 are neighbours, and distinct: who asks decides whether they are equal. Null and NaN have no key, only
-a bit each. An array that does not say exactly what its type holds (nanoseconds in a column of microseconds) is a
-ValueError: readers differ on it, and a file that is not indexed is kept.
+So -0.0 and 0.0 are adjacent and distinct: the caller decides whether they are equal. Null and NaN have no key, only a
+bit each. An array that does not match its type exactly (nanoseconds in a column of microseconds) is a ValueError,
+because readers differ about it, and a file without an index is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
 
 Key: TypeAlias = int | bytes
 Bits: TypeAlias = npt.NDArray[np.uint64]
-"""Row r is bit r % 64 of word r // 64; what is beyond the last row is zero."""
+"""Row r is bit r % 64 of word r // 64; bits after the last row are zero."""
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -49,10 +49,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 CODE_MAX = (1 << 64) - 1
 POINTS_MAX = 1024
-"""So many keys of wider ranges are listed one by one, beside single keys, of which there may be any number."""
+"""Keys of wider ranges that are listed one by one, in addition to any number of single keys."""
 
 EXPANDED_MAX = 1 << 30
-"""Bytes of values that rows share, a dictionary's for example, once each row has its own."""
+"""Memory limit of shared values, such as a dictionary's, if each row had its own copy."""
 _RAW = frozenset({"binary", "fixed", "uuid"})
 _SIGN = 1 << 63
 _BIAS = 1 << 127
@@ -67,8 +67,8 @@ _SECONDS_A_DAY = 86_400
 class Keys:
     """The values of a term in the rows of one file, in their physical order.
 
-    Either `codes` uint64[rows], or `starts` int64[rows + 1] into `heap` uint8[]. A null's code is 0 and its bytes are
-    empty; a NaN's code is 0, and it is valid. `valid` and `nan` are None where there is no null and no NaN.
+    Either `codes`, uint64[rows], or `starts`, int64[rows + 1], into `heap`, uint8[]. The code of a null is 0 and its
+    bytes are empty; the code of a NaN is 0, and it is valid. `valid` and `nan` are None without nulls and NaNs.
     """
 
     kind: str
@@ -81,22 +81,22 @@ class Keys:
 
     @property
     def present(self) -> Mask | None:
-        """bool[rows]: the rows that have a key, neither null nor NaN. None: all of them."""
+        """bool[rows]: the rows with a key, neither null nor NaN; None for all."""
         if self.valid is None and self.nan is None:
             return None
-        there = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
-        return there if self.nan is None else there & ~mask_of(self.nan, self.rows)
+        present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
+        return present if self.nan is None else present & ~mask_of(self.nan, self.rows)
 
 
 class KeyRange(NamedTuple):
-    """The keys between two; None is no bound. Null and NaN are in no range."""
+    """The keys between two bounds; None is unbounded. Null and NaN are in no range."""
 
     low: Key | None
     high: Key | None
     low_open: bool = False
     high_open: bool = False
 
-    def holds(self, key: Key) -> bool:
+    def contains(self, key: Key) -> bool:
         low: Any = self.low
         high: Any = self.high
         above = low is None or key > low or (key == low and not self.low_open)
@@ -105,9 +105,9 @@ class KeyRange(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """What a predicate asks of one term: keys in ascending, disjoint ranges; nulls and NaNs by flags of their own.
+    """The keys of a term that match a predicate: ascending, disjoint ranges, with flags for null and NaN.
 
-    Raises ValueError where the ranges overlap or are out of order.
+    ValueError if the ranges overlap or are unordered.
     """
 
     kind: str
@@ -120,39 +120,45 @@ class KeyRanges:
             if _overlap(before, after):
                 raise ValueError(f"ranges of keys overlap or are out of order: {before}, {after}")
 
-    def holds(self, key: Key) -> bool:
-        """Whether a row with this key is asked for."""
-        return any(one.holds(key) for one in self.ranges)
+    def contains(self, key: Key) -> bool:
+        """Whether a row with this key matches."""
+        return any(key_range.contains(key) for key_range in self.ranges)
 
     @cached_property
     def closed(self) -> tuple[KeyRange, ...]:
-        """The same keys in ranges whose bounds are closed wherever keys have a neighbour; ranges of codes have both."""
+        """The same keys in ranges whose bounds are closed if the bound's key has a neighbour; ranges of codes always
+        are.
+        """
         ranges = self.ranges
         if has_codes(self.kind):
-            ranges = tuple(_bounded(one) for one in ranges)
+            ranges = tuple(_bounded(key_range) for key_range in ranges)
         return tuple(closed for closed in map(_closed, ranges) if closed is not None)
 
     @cached_property
     def points(self) -> tuple[Key, ...] | None:
         """All keys of the ranges, ascending, if these are single keys; None otherwise.
 
-        A range of a few codes counts as single keys: 0.0 of any sign is two of them.
+        A range of a few codes counts as single keys: 0.0 of any sign is two keys.
         """
-        found: list[Key] = []
+        points: list[Key] = []
         listed = 0
-        for one in self.closed:
-            if one.low is not None and one.low == one.high:
-                found.append(one.low)
-            elif isinstance(one.low, int) and isinstance(one.high, int) and one.high - one.low < POINTS_MAX - listed:
-                listed += one.high - one.low + 1
-                found.extend(range(one.low, one.high + 1))
+        for key_range in self.closed:
+            if key_range.low is not None and key_range.low == key_range.high:
+                points.append(key_range.low)
+            elif (
+                isinstance(key_range.low, int)
+                and isinstance(key_range.high, int)
+                and key_range.high - key_range.low < POINTS_MAX - listed
+            ):
+                listed += key_range.high - key_range.low + 1
+                points.extend(range(key_range.low, key_range.high + 1))
             else:
                 return None
-        return tuple(found)
+        return tuple(points)
 
 
 def _overlap(before: KeyRange, after: KeyRange) -> bool:
-    """Whether a key may be in both, or they are out of order."""
+    """Whether a key may be in both, or they are unordered."""
     high: Any = before.high
     low: Any = after.low
     if high is None or low is None:
@@ -160,19 +166,19 @@ def _overlap(before: KeyRange, after: KeyRange) -> bool:
     return bool(high > low) or (high == low and not before.high_open and not after.low_open)
 
 
-def _bounded(one: KeyRange) -> KeyRange:
-    """Of codes: with the least and the greatest code where there is no bound."""
-    low = (0, False) if one.low is None else (one.low, one.low_open)
-    high = (CODE_MAX, False) if one.high is None else (one.high, one.high_open)
+def _bounded(key_range: KeyRange) -> KeyRange:
+    """A range of codes with the minimum and maximum code in place of missing bounds."""
+    low = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
+    high = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
     return KeyRange(low[0], high[0], low[1], high[1])
 
 
-def _closed(one: KeyRange) -> KeyRange | None:
-    """The same keys, with bounds closed where the key beyond has a neighbour; None if there is no key in it.
+def _closed(key_range: KeyRange) -> KeyRange | None:
+    """The same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
 
-    Bytes have a next key, themselves and a zero; a previous one only those that end in a zero.
+    The successor of a bytes key is the key and a zero; only keys that end in a zero have a predecessor.
     """
-    low, high, low_open, high_open = one
+    low, high, low_open, high_open = key_range
     if low is not None and low_open:
         if low == CODE_MAX:
             return None
@@ -184,27 +190,27 @@ def _closed(one: KeyRange) -> KeyRange | None:
             high, high_open = high - 1, False
         elif high.endswith(b"\0"):
             high, high_open = high[:-1], False
-    if low is not None and not KeyRange(None, high, False, high_open).holds(low):
+    if low is not None and not KeyRange(None, high, False, high_open).contains(low):
         return None
     return KeyRange(low, high, low_open, high_open)
 
 
 @lru_cache(maxsize=1024)
 def has_codes(kind: str) -> bool:
-    """Whether keys of the Iceberg type are codes, not bytes. Raises ValueError for a type that has no keys."""
+    """Whether keys of the Iceberg type are codes, not bytes. ValueError for a type without keys."""
     name = base_name(kind)
     if name == "decimal":
         return decimal_precision(kind) <= _CODE_DIGITS_MAX
     if name == "string" or name in _RAW:
         return False
-    # a column of type unknown has nulls only, and their code is 0
+    # a column of type unknown has only nulls, and their code is 0
     if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
         return True
     raise ValueError(f"values of type {kind} have no order, so they have no keys: they cannot be indexed")
 
 
 def family(kind: str) -> str:
-    """One name for all types whose values have the same keys: an index goes on when a column is promoted within one."""
+    """One name for all types with the same keys: an index stays valid when a column is promoted within it."""
     name = base_name(kind)
     if name == "decimal":
         digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
@@ -213,7 +219,7 @@ def family(kind: str) -> str:
 
 
 def key_of(value: Value, kind: str) -> Key:
-    """The key of a literal (`expressions.py`). Raises ValueError for NaN, which has none, and for another type's."""
+    """The key of a literal (`expression.py`). ValueError for NaN, which has none, and for a value of another type."""
     match value:
         case bool() if kind == "boolean":
             return int(value)
@@ -221,7 +227,7 @@ def key_of(value: Value, kind: str) -> Key:
             pass
         case int() | float() if kind in FLOATS:
             if value != value:
-                raise ValueError("NaN has no key: it is asked for by a flag of its own")
+                raise ValueError("NaN has no key: use the flag for NaN")
             (word,) = _WORD.unpack(_DOUBLE.pack(value))
             return int(word ^ CODE_MAX if word & _SIGN else word | _SIGN)
         case int() if has_codes(kind) and -_SIGN <= value < _SIGN:
@@ -232,7 +238,7 @@ def key_of(value: Value, kind: str) -> Key:
             return value.encode()
         case bytes() if base_name(kind) in _RAW:
             return value
-    raise ValueError(f"{value!r} is no value of type {kind}")
+    raise ValueError(f"{value!r} is not a value of type {kind}")
 
 
 def mask_of(bits: Bits, rows: int) -> Mask:
@@ -259,9 +265,9 @@ class _Piece(NamedTuple):
 
 
 def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
-    """The keys of a column, row by row. Raises ValueError where an array does not hold values of the Iceberg type."""
+    """The keys of a column, row by row. ValueError if an array does not have values of the Iceberg type."""
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-    convert = _coded if has_codes(kind) else _spelled
+    convert = _coded if has_codes(kind) else _byte_keys
     pieces = [convert(_plain(chunk), kind) for chunk in chunks]
     pieces = pieces or [convert(pa.nulls(0), kind)]
     rows = sum(piece.rows for piece in pieces)
@@ -277,16 +283,16 @@ def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
 
 
 def _joined(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    there = [part for part in parts if part is not None]
-    return there[0] if len(there) == 1 else np.concatenate(there) if there else None
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else np.concatenate(present) if present else None
 
 
 def _joined_starts(parts: Sequence[Longs | None]) -> Longs | None:
-    there = [part for part in parts if part is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-    ends = np.cumsum([0] + [part[-1] for part in there])
-    return np.concatenate([*(part[:-1] + end for part, end in zip(there, ends[:-1], strict=True)), ends[-1:]])
+    present = [part for part in parts if part is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    ends = np.cumsum([0] + [part[-1] for part in present])
+    return np.concatenate([*(part[:-1] + end for part, end in zip(present, ends[:-1], strict=True)), ends[-1:]])
 
 
 def _marked(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: bool) -> Bits | None:
@@ -299,11 +305,11 @@ def _marked(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: b
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Without extension type, dictionary, runs or views, as they only say how the values are kept."""
+    """The array without extension type, dictionary, runs or views, which only affect storage."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if _is_shared(array.type) and expanded_bytes(array) > EXPANDED_MAX:
-        raise ValueError(f"each row with its own value, they take more than {EXPANDED_MAX:,} bytes")
+        raise ValueError(f"expanded to one value per row, they take more than {EXPANDED_MAX:,} bytes")
     if pa.types.is_dictionary(array.type):
         return _plain(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
@@ -322,8 +328,8 @@ def _is_shared(kind: pa.DataType) -> bool:
 def _valid(array: pa.Array) -> Mask | None:
     if array.null_count == 0:
         return None
-    found: Mask = array.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
 def _none_valid(rows: int) -> Mask | None:
@@ -331,7 +337,7 @@ def _none_valid(rows: int) -> Mask | None:
 
 
 def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
-    """The fixed-width values of an array where they lie, `width` items a row; of nulls whatever lies there."""
+    """The fixed-width values of an array in place, `width` items per row; undefined for nulls."""
     values = np.dtype(dtype)
     data = array.buffers()[1]
     if len(array) == 0 or data is None:
@@ -357,7 +363,7 @@ def _coded(array: pa.Array, kind: str) -> _Piece:
 
 def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
     numbers = _numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
-    with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN, widened; what no float holds, narrowed
+    with np.errstate(invalid="ignore", over="ignore"):  # of a signalling NaN, or a double beyond floats
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             narrow = numbers.astype(np.float32)
@@ -374,7 +380,7 @@ def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes,
 
 
 def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
-    """int64[rows] of a type whose values are integers; of nulls anything. The array is new, or never written to."""
+    """int64[rows] of a type with integer values; undefined for nulls. The array is new, or never written to."""
     arrow = array.type
     if name == "decimal" and pa.types.is_decimal(arrow):
         high, low = _halves(array, kind, valid)
@@ -383,7 +389,7 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
         numbers = _numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
-        if numbers.dtype.kind == "u" and numbers.itemsize >= 4:  # which Java reads as signed, or not at all
+        if numbers.dtype.kind == "u" and numbers.itemsize >= 4:  # Java reads these as signed, or not at all
             _refuse(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
         return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
@@ -403,7 +409,7 @@ def _unit(name: str) -> str:
 
 
 def _rescaled(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
-    """Counts of 1/`have` of something as counts of 1/`want` of it; one divides the other."""
+    """Converts counts of 1/`have` to counts of 1/`want`; one divides the other."""
     if want > have:
         factor = want // have
         limit = (_SIGN - 1) // factor
@@ -432,7 +438,7 @@ def _halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Code
 
 
 def _refuse(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
-    """Raises ValueError if a row that is not null is wrong."""
+    """ValueError if a row that is not null is wrong."""
     if (wrong if valid is None else wrong & valid).any():
         raise _no_values(arrow, kind)
 
@@ -441,7 +447,7 @@ def _no_values(arrow: pa.DataType, kind: str) -> ValueError:
     return ValueError(f"a column of Arrow type {arrow} does not hold values of type {kind}")
 
 
-def _spelled(array: pa.Array, kind: str) -> _Piece:
+def _byte_keys(array: pa.Array, kind: str) -> _Piece:
     rows, arrow = len(array), array.type
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)
@@ -480,10 +486,10 @@ def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
 
 
 def _without_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
-    """The same bytes but those of nulls: Arrow lets a null have some."""
+    """The bytes without those of nulls, which Arrow allows."""
     lengths = np.diff(starts)
     if not lengths[~valid].any():
         return starts, heap
-    kept = np.repeat(valid, lengths)
+    mask = np.repeat(valid, lengths)
     lengths[~valid] = 0
-    return np.concatenate([[0], np.cumsum(lengths)]), heap[kept]
+    return np.concatenate([[0], np.cumsum(lengths)]), heap[mask]

@@ -1,8 +1,8 @@
-"""Ranks: which distinct key of a file each row has, counted from the least.
+"""Ranks: the position of each row's key among the distinct keys of a file, ascending.
 
-Keys that ascend, lie close together or are few have cheaper ways than a sort, so the cheapest that fits is taken. Bytes
-past 1 KiB are cut one byte later: a value of 1,025 bytes in a dictionary stands for all that begin with it, so order
-and distinctness hold but for those. Pure.
+Keys that ascend, are in a small range, or are few can be ranked faster than by a sort, so the cheapest method is used.
+Byte keys beyond 1 KiB are truncated one byte later: a value of 1,025 bytes represents all values with this prefix, so
+order and distinctness hold except for these. Pure.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from metaserver.index.keys.keys import Bytes, Codes, Keys, Longs
 Ranks = npt.NDArray[np.uint32]
 
 CLIPPED_BYTES = 1025
-"""So long is what stands for longer values; all that are shorter are whole."""
+"""The length of a truncated value; shorter values are whole."""
 ROWS_MAX = (1 << 32) - 2
 
 _SPAN_A_ROW = 4
 _SPAN_MIN = 1 << 16
-"""A table of all codes between the least and the most may have so many entries, or so many a row."""
+"""The maximum size of a table of all codes in a range, absolute or per row."""
 _NUMBERED_BITS = 15
-"""A table of 2^15 slots, for up to 2^14 distinct codes, stays in a core's cache."""
+"""A table of 2^15 slots, for up to 2^14 distinct codes, fits a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Keys in ascending order, each once: `codes`, or `starts` int64[n + 1] into `heap`."""
+    """Distinct keys, ascending: `codes`, or `starts`, int64[n + 1], into `heap`."""
 
     codes: Codes | None
     starts: Longs | None = None
@@ -43,14 +43,14 @@ class Distinct:
 
     @property
     def clipped(self) -> bool:
-        """Whether some stand for longer values."""
+        """Whether some keys are truncated values."""
         return self.starts is not None and bool((np.diff(self.starts) == CLIPPED_BYTES).any())
 
 
 def ranked(keys: Keys) -> tuple[Distinct, Ranks]:
-    """The distinct keys and each row's rank among them, uint32[rows]; 0 where a row is null or NaN.
+    """The distinct keys and each row's rank among them, uint32[rows]; 0 for rows that are null or NaN.
 
-    Raises ValueError for more rows than a rank can count.
+    ValueError for more rows than ranks can count.
     """
     if keys.rows > ROWS_MAX:
         raise ValueError(f"a data file of {keys.rows:,} rows is too long for a bitmap index")
@@ -77,17 +77,17 @@ def ranked_codes(codes: Codes) -> tuple[Distinct, Ranks]:
         return Distinct(codes), np.zeros(0, dtype=np.uint32)
     low, high, ascending = _bitmap.extent(codes)
     if ascending:
-        found, ranks = _bitmap.rank_ascending(codes)
+        codes_found, ranks = _bitmap.rank_ascending(codes)
     elif high - low < _SPAN_A_ROW * len(codes) or high - low < _SPAN_MIN:
-        found, ranks = _bitmap.rank_span(codes, low, high - low)
+        codes_found, ranks = _bitmap.rank_span(codes, low, high - low)
     else:
         numbered = _bitmap.number_codes(codes, _NUMBERED_BITS)
         if numbered is None:
-            found, ranks = _bitmap.rank_sorting(codes, low, high - low)
+            codes_found, ranks = _bitmap.rank_sorting(codes, low, high - low)
         else:
             order = np.argsort(numbered[0])
-            found, ranks = numbered[0][order], _renumbered(order, numbered[1])
-    return Distinct(found), ranks
+            codes_found, ranks = numbered[0][order], _renumbered(order, numbered[1])
+    return Distinct(codes_found), ranks
 
 
 def ranked_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks]:
@@ -101,7 +101,7 @@ def ranked_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ran
 
 
 def _renumbered(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
-    """From numbers to ranks, where `order` lists the numbers by rank."""
+    """From numbers to ranks; `order` lists the numbers by rank."""
     rank = np.empty(len(order), dtype=np.uint32)
     rank[order] = np.arange(len(order), dtype=np.uint32)
     return rank[numbers]

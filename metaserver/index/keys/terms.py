@@ -1,18 +1,18 @@
-"""Terms: what an index is on. A column, or a function of it: an Iceberg transform, or `lower`.
+"""Terms: what an index is built on. A term is a column or a transform of one: an Iceberg transform, or `lower`.
 
-In text a term names its column, `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
-field id, so that a rename changes nothing. A name that holds a space, a comma, a backtick, a parenthesis or an equals
-sign is written in backticks, a backtick within it twice. Names are those of the current schema first, then of older
-ones, the newest first, as for filters.
+In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
+field id, so that renames do not affect it. A name with a space, comma, backtick, parenthesis or equals sign is quoted
+in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older ones, the newest
+first, as in filters.
 
-What the functions compute, for each value that is not null (null stays null):
+Results of the transforms for values that are not null (null stays null):
 
-    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.transforms`)
-    lower                                             each character's lower case by itself (Unicode's simple mapping,
-                                                      as pyarrow's `utf8_lower` has it); one sigma, whatever follows
+    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.types.transforms`)
+    lower                                             the lower case of each character (Unicode's simple mapping, as in
+                                                      pyarrow's `utf8_lower`), with one form of sigma
 
-A column is a field of the table or of a struct in it, of a primitive type. What is inside a list or a map has many
-values a row, which no index of rows describes. Pure.
+A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or map has many
+values per row, which row indexes cannot describe. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ else:
 
 LOWER = "lower"
 TEXT_MAX = 10_000
-"""Characters of a term, or of a list of them."""
+"""Characters of a term, or of a list of terms."""
 
 _CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
@@ -48,11 +48,11 @@ _NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A function of one column. `kind` is the Iceberg type of its values, `source` that of the column."""
+    """A transform of one column. `kind` is the Iceberg type of its values, `source` that of the column."""
 
     column_id: int
     name: str
-    """The column's, full, in the schema that it was found in."""
+    """The column's full name in the schema in which it was found."""
     transform: str
     """A canonical Iceberg transform, `identity` for the column itself, or `lower`."""
     source: str
@@ -64,15 +64,15 @@ class Term:
 
 
 def lowered(text: str) -> str:
-    """What `lower` makes of a value: the same function as over a column."""
-    found: str = pc.utf8_lower(pa.scalar(text, pa.string())).as_py()
-    return found
+    """The result of `lower` for one value."""
+    result: str = pc.utf8_lower(pa.scalar(text, pa.string())).as_py()
+    return result
 
 
 def parse_term(text: str) -> tuple[str, str]:
-    """(transform, column name) of a term's text. BadRequest for what is none."""
+    """(transform, column name) of a term's text. BadRequest if it is invalid."""
     if len(text) > TEXT_MAX:
-        raise BadRequest(f"A term of {len(text)} characters is too long; {TEXT_MAX} are the most")
+        raise BadRequest(f"A term of {len(text)} characters is too long; the limit is {TEXT_MAX} characters")
     call = _CALL.fullmatch(text)
     transform = IDENTITY
     if call is not None:
@@ -83,7 +83,7 @@ def parse_term(text: str) -> tuple[str, str]:
         return transform, quoted[1].replace("``", "`")
     if not _PLAIN.fullmatch(named):
         raise BadRequest(
-            f"{named[:100]!r} names no column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
+            f"{named[:100]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
         )
     return transform, named
 
@@ -94,7 +94,7 @@ def format_term(transform: str, column: str) -> str:
 
 
 def split_arguments(text: str) -> Iterator[str]:
-    """The parts of a list, at commas outside of backticks and parentheses. BadRequest where those do not close."""
+    """The items of a list, split at commas outside backticks and parentheses. BadRequest if these are not closed."""
     part, depth, quoted = "", 0, False
     for character in text[: TEXT_MAX + 1]:
         if character == "`":
@@ -107,14 +107,14 @@ def split_arguments(text: str) -> Iterator[str]:
                 continue
         part += character
     if quoted or depth or len(text) > TEXT_MAX:
-        raise BadRequest(f"{text[:100]!r} is no list of columns: its backticks or parentheses do not close")
+        raise BadRequest(f"{text[:100]!r} is not a list of columns: close its backticks and parentheses")
     yield part
 
 
 def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """The term that the text means in a table of this current schema. BadRequest that says what is wrong with it.
+    """The term of the text in a table with this current schema. BadRequest with the error.
 
-    `older` are the table's schemas in any order, to look for names that the current one does not know.
+    `older`: the table's schemas in any order, for names that the current schema lacks.
     """
     transform, name = parse_term(text)
     schemas = (schema, *older)
@@ -129,12 +129,12 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
 
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """The same of a column by its field id; a column that was dropped is found in the newest schema that had it."""
+    """The term of a column id; a dropped column is found in the newest schema that has it."""
     for known in (schema, *sorted((one for one in older if one is not schema), key=lambda one: -one.id)):
         column = known.column(column_id)
         if column is not None:
             return _term(known, column, _transform(transform))
-    raise BadRequest(f"Cannot index field {column_id}: the table has no column of this id")
+    raise BadRequest(f"Cannot index field {column_id}: the table has no column with this id")
 
 
 def _transform(text: str) -> str:
@@ -142,21 +142,19 @@ def _transform(text: str) -> str:
         return LOWER
     transform = canonical(text)
     if not is_known(transform) or transform == VOID:
-        raise BadRequest(
-            f"Cannot index by {text[:100]!r}: there are lower, bucket[N], truncate[N], year, month, day and hour"
-        )
+        raise BadRequest(f"Cannot index by {text[:100]!r}: use lower, bucket[N], truncate[N], year, month, day or hour")
     return transform
 
 
 def _named(schema: Schema, name: str) -> Column | None:
-    """By the name as it is written, else without regard to case, as Spark reads names, where that is one column."""
+    """A column by its exact name, otherwise case-insensitively, as Spark resolves names, if that is unique."""
     column = schema.column_named(name)
     if column is not None:
         return column
     ids = {found for known, found in schema.index.by_name.items() if known.lower() == name.lower()}
     if len(ids) > 1:
         names = ", ".join(sorted(schema.index.by_id[one].name for one in ids))
-        raise BadRequest(f"Cannot index {name!r}: without regard to case it may be {names}")
+        raise BadRequest(f"Cannot index {name!r}: case-insensitively it matches {names}")
     return schema.index.by_id[ids.pop()] if ids else None
 
 
@@ -165,7 +163,7 @@ def _term(schema: Schema, column: Column, transform: str) -> Term:
     while parent is not None:
         ancestor = schema.index.by_id[parent]
         if isinstance(ancestor.type, ListType | MapType):
-            raise BadRequest(f"Cannot index {column.name}: a {type_name(ancestor.type)} has many values in a row")
+            raise BadRequest(f"Cannot index {column.name}: a {type_name(ancestor.type)} has many values per row")
         parent = ancestor.parent
     if not is_primitive(column.type):
         raise BadRequest(f"Cannot index {column.name}: it is a {type_name(column.type)}; index one of its fields")

@@ -176,8 +176,8 @@ class Bitmap:
         if held is None:
             start, length = self.section_range(file)
             held = Section(self.memory[start : start + length])
-            told = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
-            if (held.form, held.rows, held.cardinality, held.flags) != told:
+            expected = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
+            if (held.form, held.rows, held.cardinality, held.flags) != expected:
                 raise ValueError(f"section {file} of a bitmap index is another file's")
             self._sections[file] = held
         return held

@@ -1,1 +1,1 @@
-"""A scan as JSON."""
+"""Encodes a scan as JSON."""

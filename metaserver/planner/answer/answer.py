@@ -1,12 +1,13 @@
-"""A finished plan as JSON: `file-scan-tasks` and `delete-files` (REST spec, schema `ScanTasks`).
+"""Encodes a plan as JSON: `file-scan-tasks` and `delete-files` (REST spec, schema `ScanTasks`).
 
-Written as text, file by file, from the columns of the blocks: what many files share (the residual, the partition, the
-format) is written once and joined in, and no object is built per file. Answers come in pieces of a few hundred files,
-so that whoever sends them can let others have their turn in between.
+The text is written file by file from the columns of the blocks. Text that many files share (residual, partition,
+format) is encoded once and copied; no object is built per file. Answers are produced in pieces of a few hundred files,
+so that the sender can yield to the event loop between pieces.
 
-What clients insist on, beyond the specification: Java's fails on its executors without `residual-filter`, and refuses
-`delete-files` without tasks. For what PyIceberg wants of partitions see `partition_text.py`. Our own asks for no
-residuals, which it makes itself, and for sequence numbers, which the specification forgot (`TaskForm`).
+Clients require more than the specification: Java's executors fail without `residual-filter`, and its client rejects
+`delete-files` without tasks. `partition_text.py` describes PyIceberg's requirements for partitions. Seamark's own
+client requests no residuals, which it computes itself, and sequence numbers, which the specification lacks
+(`TaskForm`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from metaserver.iceberg.expressions.residuals import nameable, tautology, weaken
 from metaserver.index.blocks.block import Block
 from metaserver.index.blocks.packing import Longs
 from metaserver.planner.answer._answer import CHOICE, CONSTANT, write
-from metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, located, naming
+from metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
 from metaserver.planner.answer.file_stats import FileStats
 from metaserver.planner.answer.partition_text import STANDARD, ClientDialect, PartitionTexts, partition_texts
 from metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
@@ -32,43 +33,45 @@ from metaserver.planner.scan.scan import Scan
 from metaserver.wire import encode_json as to_json
 
 FILES_PER_PIECE = 125
-"""About a quarter of a millisecond of work."""
+"""A piece takes about a quarter of a millisecond."""
 STATS_PER_PIECE = 500
-"""Columns times files, where statistics are asked for."""
+"""Columns times files, if statistics are requested."""
 RESIDUAL_VALUES_MAX = 200_000
-"""Predicates and values that may be evaluated for the partitions of one answer; those beyond have the residual that the
-whole filter has."""
+"""Literals and predicates that are evaluated for the partitions of one answer; further partitions have the residual of
+the whole filter.
+"""
 _RESIDUALS_MAX = 10_000
 _RESIDUAL_BYTES_MIN = 1024
-"""A residual that is no longer is always told."""
+"""A residual up to this length is always written."""
 _KEY = b',"residual-filter":'
 _NEVER = _KEY + b"false"
 
 
 class TaskForm(NamedTuple):
-    """What tasks tell otherwise than the standard has it."""
+    """Deviations of tasks from the standard form."""
 
     residuals: bool = True
-    """Of thousands of values each file would repeat them all."""
+    """False omits residuals: a filter with thousands of values would be repeated in each file."""
     residual_bytes: int = 4 << 20
-    """Of all residuals of one answer; see `_Residuals`."""
+    """Limit of all residuals of one answer; see `_Residuals`."""
     exact_residuals: bool = False
-    """The client may filter rows by the residual alone: none is weakened, and `ScanTaskWriter.files_max` bounds the
-    answer."""
+    """The client may filter rows by the residual alone: no residual is weakened, and `ScanTaskWriter.files_max` limits
+    the answer.
+    """
     sequence_numbers: bool = False
-    """`data-sequence-number` of each data file."""
+    """Whether to write `data-sequence-number` of each data file."""
 
 
 FULL = TaskForm()
 
 
 class ScanTaskWriter:
-    """The tasks of one answer. `tasks` is to be exhausted before `delete_files` is asked."""
+    """Writes the tasks of one answer. `tasks` must be exhausted before `delete_files` is called."""
 
     def __init__(
         self, scan: Scan, *, stats: Sequence[int] = (), dialect: ClientDialect = STANDARD, form: TaskForm = FULL
     ) -> None:
-        """`stats` are ids of columns whose statistics the client asked for."""
+        """`stats`: ids of the columns whose statistics the client requested."""
         self._scan = scan
         self._partitions = partition_texts(scan, dialect)
         self._residuals = _Residuals(scan, form, dialect) if form.residuals else None
@@ -78,25 +81,25 @@ class ScanTaskWriter:
 
     @cached_property
     def files_max(self) -> int | None:
-        """The number of files whose exact residuals fit into one answer, whatever their partitions; at least one.
+        """The number of files whose exact residuals fit into one answer, for any partitions; at least one.
 
-        None where residuals do not limit it: they are short, or may be weakened.
+        None if residuals do not limit it, because they are short or may be weakened.
         """
         if self._residuals is None or not self._form.exact_residuals:
             return None
-        # A residual is the filter less some of its terms, so the whole filter is the longest one.
+        # A residual omits terms of the filter, so the whole filter is the longest residual.
         longest = len(to_json(expression_json(self._scan.bound)))
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
     def tasks(self, rows: Longs) -> Iterator[bytes]:
-        """The items of `file-scan-tasks` for these rows of the view, ascending; pieces to be joined without anything.
+        """The items of `file-scan-tasks` for these row ids, ascending, as pieces to concatenate.
 
-        Corrupt, naming the manifest, for a file that cannot be answered. NotAcceptable for one that JSON cannot carry.
+        Corrupt, with the manifest's path, for an invalid file. NotAcceptable for a value that JSON cannot represent.
         """
         size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
         comma = b""
         if self._residuals is not None:
-            self._residuals.share_among(len(rows))
+            self._residuals.set_file_count(len(rows))
         for block, first, local in _runs(self._scan.view.locate, rows):
             files = _Files(block, self._partitions, self._stats)
             for start in range(0, len(local), size):
@@ -107,44 +110,44 @@ class ScanTaskWriter:
                         part, residuals = self._residuals.of_rows(block, files.columns, part)
                 if not len(part):
                     continue
-                references = [self._references(found) for found in self._scan.deletes_of(part + first)]
+                references = [self._references(deletes) for deletes in self._scan.deletes_of(part + first)]
                 yield comma + files.write(part, references, self._numbers(block, first, part), residuals)
                 comma = b","
 
     def _numbers(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """What these rows of a block have from the manifest list; None where that is nothing, as in version 2."""
+        """The inherited fields of these rows of a block; None if there are none, as in format version 2."""
         manifest = self._scan.view.manifest_of(first)
-        found = []
+        fields = []
         with naming(block):
             if (ids := first_row_ids(manifest, block, rows)) is not None:
-                found.append([b',"first-row-id":%d' % one for one in ids.tolist()])
+                fields.append([b',"first-row-id":%d' % row_id for row_id in ids.tolist()])
             if self._form.sequence_numbers:
                 numbers = sequence_numbers(manifest, block, rows).tolist()
-                found.append([b',"data-sequence-number":%d' % one for one in numbers])
-        return [b"".join(parts) for parts in zip(*found, strict=True)] if found else None
+                fields.append([b',"data-sequence-number":%d' % number for number in numbers])
+        return [b"".join(parts) for parts in zip(*fields, strict=True)] if fields else None
 
     def delete_files(self) -> Iterator[bytes]:
-        """The items of `delete-files`, those that the tasks so far refer to; pieces as above. Nothing for none."""
+        """The items of `delete-files` that the tasks refer to, as pieces to concatenate; empty if there are none."""
         comma = b""
-        found = map(self._scan.view.locate_delete, self._deletes)
-        for _, alike in groupby(found, key=lambda place: id(place[0])):
-            places = list(alike)
-            files = _Files(places[0][0], self._partitions)
-            local = np.array([row for _, row in places], dtype=np.int64)
+        layout_of = map(self._scan.view.locate_delete, self._deletes)
+        for _, of_block in groupby(layout_of, key=lambda place: id(place[0])):
+            rows_of_block = list(of_block)
+            files = _Files(rows_of_block[0][0], self._partitions)
+            local = np.array([row for _, row in rows_of_block], dtype=np.int64)
             for start in range(0, len(local), FILES_PER_PIECE):
                 yield comma + files.write(local[start : start + FILES_PER_PIECE])
                 comma = b","
 
-    def _references(self, found: Sequence[int]) -> bytes:
-        if not found:
+    def _references(self, deletes: Sequence[int]) -> bytes:
+        if not deletes:
             return b""
         index = self._deletes
-        places = ",".join([str(index.setdefault(one, len(index))) for one in found])
-        return f',"delete-file-references":[{places}]'.encode()
+        references = ",".join([str(index.setdefault(row, len(index))) for row in deletes])
+        return f',"delete-file-references":[{references}]'.encode()
 
 
 def _runs(locate: Callable[[int], tuple[Block, int]], rows: Longs) -> Iterator[tuple[Block, int, Longs]]:
-    """(block, the view's row of its first, rows within it), block by block."""
+    """(block, row id of its first row, rows in it) for each block."""
     start = 0
     while start < len(rows):
         row = int(rows[start])
@@ -164,9 +167,9 @@ class _Files:
         partitions: PartitionTexts,
         stats: tuple[int, ...] = (),
     ) -> None:
-        """Corrupt, naming the manifest."""
+        """Corrupt, with the manifest's path, if the block's layout is invalid."""
         self._block = block
-        self.columns = located(block)
+        self.columns = layout_of(block)
         self._partitions = partitions
         self._stats = FileStats(block, stats) if block.content == 0 and stats else None
 
@@ -177,9 +180,9 @@ class _Files:
         numbers: list[bytes] | None = None,
         residuals: Part | None = None,
     ) -> bytes:
-        """JSON objects, commas between them: scan tasks with `references`, without them the files alone.
+        """JSON objects separated by commas: scan tasks if `references` are given, otherwise files.
 
-        Corrupt, naming the manifest.
+        Corrupt, with the manifest's path, for an invalid file.
         """
         with naming(self._block):
             return self._written(rows, references, numbers, residuals)
@@ -210,12 +213,12 @@ class _Files:
 
 
 class _Residuals:
-    """The residual of each file as JSON, written once for all that share it.
+    """Residuals as JSON, encoded once for all files that share one.
 
-    Those of one answer take a bounded number of bytes: where all files together would repeat a long residual too often,
-    they go without, and the client filters by what it asked for, as the specification has it. Clients that need one get
-    a weaker one that is short (`iceberg.residuals.weakened`): Spark and PyIceberg filter rows by their own filter.
-    A client that may filter rows by the residual alone gets every residual in full, and fewer files in one answer.
+    Their total size in one answer is bounded. If the files would repeat a long residual too often, it is omitted, and
+    the client uses its filter, as the specification defines. A client that requires residuals gets a weaker, short
+    residual (`iceberg.residuals.weakened`): Spark and PyIceberg also apply their own filter. A client that may filter
+    rows by the residual alone gets every residual in full, and fewer files in one answer.
     """
 
     def __init__(self, scan: Scan, form: TaskForm, dialect: ClientDialect) -> None:
@@ -226,13 +229,13 @@ class _Residuals:
         self._bound_by_name = dialect.binds_residuals
         self._longest = form.residual_bytes
         self._work = RESIDUAL_VALUES_MAX
-        self._size = sum(1 + len(one.values) for one in predicates_of(scan.bound))
+        self._size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
         self._whole: bytes | None = None
         self._by_key: dict[tuple[object, ...], bytes] = {}
         self._written: dict[int, tuple[Expression, bytes]] = {}
 
-    def share_among(self, files: int) -> None:
-        """Of so many files the answer is made."""
+    def set_file_count(self, files: int) -> None:
+        """Sets the number of files in the answer, which share its limit."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
         if longest != self._longest:
             self._longest, self._whole = longest, None
@@ -240,29 +243,29 @@ class _Residuals:
             self._written.clear()
 
     def of_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
-        """The rows of the block whose files may hold a matching row, and their residuals, each with its key.
+        """(rows of the block whose partitions may match, their residuals with the JSON key).
 
-        A plan keeps files of partitions that cannot match: it takes long lists for their range, and its time may end.
-        Spark reads such a file's rows unfiltered where partitions decide the filter, and counts them by the metadata.
+        Plans may keep files of partitions that cannot match, for long lists and after the time budget. Spark does not
+        filter the rows of such a file if partitions decide the filter, and counts them from metadata.
         """
         deciding = self._scan.deciding(block.spec_id)
         if not deciding:
             return rows, (CONSTANT, self._of_all())
         stored = block.partition_fields
-        fields = [place for place, (field_id, _) in enumerate(stored) if field_id in deciding]
+        fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
         kind = (block.spec_id, stored)
-        found = []
+        texts = []
         for row, key in zip(rows.tolist(), keys(block, columns, fields, rows), strict=True):
             text = self._by_key.get((*kind, key))
             if text is None:
                 if len(self._by_key) >= _RESIDUALS_MAX:
                     self._by_key.clear()
                 text = self._by_key[*kind, key] = self._of_partition(block, row)
-            found.append(text)
-        if _NEVER in found:
-            left = [place for place, text in enumerate(found) if text != _NEVER]
-            rows, found = rows[left], [found[place] for place in left]
-        return rows, (CHOICE, found)
+            texts.append(text)
+        if _NEVER in texts:
+            kept = [position for position, text in enumerate(texts) if text != _NEVER]
+            rows, texts = rows[kept], [texts[position] for position in kept]
+        return rows, (CHOICE, texts)
 
     def _of_all(self) -> bytes:
         if self._whole is None:
@@ -277,16 +280,16 @@ class _Residuals:
         return self._text(self._scan.residual_in(block.spec_id, fields, partition))
 
     def _text(self, residual: Expression) -> bytes:
-        # By identity: partitions share residuals, and a long list of values takes long to compare or to hash.
-        known = self._written.get(id(residual))
-        if known is None:
+        # Keyed by identity: partitions share residuals, and comparing or hashing a long list of values is slow.
+        written = self._written.get(id(residual))
+        if written is None:
             if len(self._written) >= _RESIDUALS_MAX:
                 self._written.clear()
-            known = self._written[id(residual)] = (residual, self._bounded(residual))
-        return known[1]
+            written = self._written[id(residual)] = (residual, self._bounded(residual))
+        return written[1]
 
     def _bounded(self, residual: Expression) -> bytes:
-        # PyIceberg binds no residual, but counts the rows of a file without looking at them where it is TRUE.
+        # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
         named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if named is not residual and not self._needed:
             return b""

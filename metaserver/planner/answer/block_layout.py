@@ -1,6 +1,6 @@
-"""Where the columns of a block lie, as parts of the text that `_answer.write` makes of its files.
+"""The layout of a block's columns, in the form in which `_answer.write` encodes its files.
 
-The rule kept: what is the same whatever is asked of a block is put together once, and lives as long as the block.
+The layout does not depend on the request; it is built once and cached as long as the block lives.
 """
 
 from __future__ import annotations
@@ -18,66 +18,66 @@ from metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMB
 from metaserver.wire import encode_json as to_json
 
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
-"""Version 1 does not say."""
+"""Version 1 manifests lack the field."""
 _DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
 
 Part = tuple[object, ...]
-"""As `_answer.write` takes it."""
+"""A part in the format of `_answer.write`."""
 
 
 @contextmanager
 def naming(block: Block) -> Iterator[None]:
-    """What cannot be told of a file is Corrupt, naming the block's manifest."""
+    """Converts errors into Corrupt with the path of the block's manifest."""
     try:
         yield
     except (ValueError, KeyError) as error:
-        raise Corrupt(f"The manifest {block.location} holds a file that makes no sense: {error}") from None
+        raise Corrupt(f"The manifest {block.location} has an invalid entry: {error}") from None
 
 
 class BlockLayout(NamedTuple):
-    """What is the same whatever is asked of a block: where its columns lie, and what all of its files share.
+    """The layout of a block's columns and the text that all of its files share.
 
-    Addresses, valid as long as the block is held.
+    It contains addresses, which are valid as long as the block lives.
     """
 
     opening: bytes
     content: Part | None
-    """None where the files differ."""
+    """None if the files differ."""
     path: Part
     format: Part | None
-    """As `content`."""
+    """None if the files differ."""
     optional: tuple[Part, ...]
-    """Without what entries have from the manifest list, which is not the block's to know (`inherited.py`)."""
+    """Without fields inherited from the manifest list, which depend on the snapshot (`inheritance.py`)."""
     partition: tuple[Part | None, ...]
-    """What tells the values of each partition field apart; None for floats, which are no numbers to `write`."""
+    """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
 
 
-_KNOWN: WeakKeyDictionary[Block, BlockLayout] = WeakKeyDictionary()
-"""Of blocks that are held, so as many as those; small beside the directory that a block has of its columns."""
+_CACHED: WeakKeyDictionary[Block, BlockLayout] = WeakKeyDictionary()
+"""Cached for live blocks; small compared with a block's column directory."""
 
 
-def located(block: Block) -> BlockLayout:
-    """Corrupt, naming the manifest."""
-    found = _KNOWN.get(block)
-    if found is None:
+def layout_of(block: Block) -> BlockLayout:
+    """The block's layout. Corrupt, with the manifest's path, if a required column is missing."""
+    layout = _CACHED.get(block)
+    if layout is None:
         with naming(block):
-            found = _KNOWN[block] = _found(block)
-    return found
+            layout = _CACHED[block] = _layout(block)
+    return layout
 
 
-def _found(block: Block) -> BlockLayout:
+def _layout(block: Block) -> BlockLayout:
     path, format_, content = block.text_column("file_path"), block.text_column("file_format"), _uniform_content(block)
     if path is None:
-        raise ValueError("it has no path")
+        raise ValueError("file_path is null")
     if format_ is None:
-        raise ValueError("it has no format")
+        raise ValueError("file_format is null")
     return BlockLayout(
         b'{"spec-id":%d,"content":"' % block.spec_id,
         None if content is None else (CONSTANT, content),
         (TEXT, b'","file-path":"', b'"', strings(block, path)),
         (CONSTANT, _format(format_.packed.common)) if format_.packed.width == 0 else None,
         tuple(_optional_parts(block)),
-        tuple(_telling_apart(block, column) for column in block.partition_columns),
+        tuple(_partition_key_part(block, column) for column in block.partition_columns),
     )
 
 
@@ -90,14 +90,14 @@ def _uniform_content(block: Block) -> bytes | None:
 
 
 def contents(block: Block, rows: Longs) -> list[bytes]:
-    """What the files hold, one a row, where they differ in that; as `formats`."""
+    """The content type of each row's file, for blocks in which it varies."""
     column = block.long_column("content")
     assert column is not None
     return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
 
 
 def formats(block: Block, rows: Longs) -> list[bytes]:
-    """The key with it. ValueError for a file without one."""
+    """The file format of each row's file, with its JSON key. ValueError for a file without a format."""
     column = block.text_column("file_format")
     assert column is not None
     return [_format(column.key(row)) for row in rows.tolist()]
@@ -125,7 +125,7 @@ def _key(name: str) -> bytes:
 @lru_cache(maxsize=16)
 def _format(name: object) -> bytes:
     if not isinstance(name, bytes):
-        raise ValueError("it has no format")
+        raise ValueError("file_format is null")
     return b',"file-format":' + to_json(name.decode().lower())
 
 
@@ -144,24 +144,24 @@ def _at(block: Block, offset: int) -> int:
     return 0 if offset == NONE else block.address + offset
 
 
-def _telling_apart(block: Block, column: PackedColumn | None) -> Part | None:
+def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
     if column is None:
         return CONSTANT, b""
     if column.packed.form == Form.FLOATS:
         return None
-    # The prefix tells an empty string, or a zero, from none.
+    # The prefix distinguishes an empty string, or a zero, from null.
     if column.packed.form == Form.STRINGS:
         return HEX, b"=", b"", strings(block, column)
     return NUMBER, b"=", _integers(block, column)
 
 
 def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
-    """What tells the values of these partition fields apart, a row each; fields by their places in the tuple."""
+    """A key of these partition fields for each row, equal for equal values. `fields`: positions in the tuple."""
     if not fields:
         return [b""] * len(rows)
     parts: list[Part] = []
     for field in fields:
-        # By what they are written as, not by value: 0.0 == -0.0.
+        # Keys have the written form, because 0.0 == -0.0.
         parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _float_keys(block, field, rows))
     return write(rows, tuple(parts), block.rows, b",").split(b",")
 

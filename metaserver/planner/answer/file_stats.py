@@ -1,4 +1,6 @@
-"""Column statistics as JSON (REST spec, `CountMap` and `ValueMap`): counts as numbers, bounds as hexadecimal digits."""
+"""Encodes column statistics as JSON (REST spec, `CountMap` and `ValueMap`): counts as numbers, bounds in
+hexadecimal.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,27 @@ _DTYPES = {
     "float": "<f4",
     "double": "<f8",
 }
-"""Single-value serialisation of what has a fixed size (spec, appendix D)."""
+"""Single-value serialisation of types with a fixed size (Iceberg spec, appendix D)."""
 
 Texts = Callable[[Longs], list[str | None]]
-"""Reads many rows at once; None for a row that has nothing."""
+"""Reads many rows at once; None for rows without a value."""
 
 
 class FileStats:
-    """Writes column statistics: counts as numbers, bounds as hex (REST spec, `CountMap` and `ValueMap`)."""
+    """Encodes column statistics of one block's files."""
 
     def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
-        known = [column for column in columns if column in block.columns]
+        stored = [column for column in columns if column in block.columns]
         self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
-            (wire, [(str(column), _counts(block.count_column(name, column))) for column in known])
+            (wire, [(str(column), _counts(block.count_column(name, column))) for column in stored])
             for wire, name in _COUNTS.items()
         ]
         for side in ("lower", "upper"):
-            bounds = [(str(column), _bounds(block, side, column)) for column in known]
+            bounds = [(str(column), _bounds(block, side, column)) for column in stored]
             self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
 
     def write(self, rows: Longs) -> list[bytes]:
-        """`,"value-counts":{…},…`, one a row; nothing for a map without keys."""
+        """`,"value-counts":{…},…` for each row; maps without keys are omitted."""
         written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
         return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
 
@@ -55,12 +57,12 @@ def _written_map(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> li
 
 
 def _map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
-    there = [text for text in texts if text is not None]
-    if not there:
+    present = [text for text in texts if text is not None]
+    if not present:
         return ""
-    if len(there) < len(keys):
+    if len(present) < len(keys):
         keys = [key for key, text in zip(keys, texts, strict=True) if text is not None]
-    return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(there)}]}}'
+    return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(present)}]}}'
 
 
 def _counts(column: PackedColumn | None) -> Texts:
@@ -70,7 +72,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """None where the block has no bounds of this column."""
+    """None if the block has no bounds of this column."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
@@ -88,8 +90,8 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
         numbers = read_at(column, rows).astype(dtype)
         size = 2 * numbers.itemsize
         digits = numbers.tobytes().hex().upper()
-        there = present_at(column, rows).tolist()
-        return [f'"{digits[at * size : (at + 1) * size]}"' if known else None for at, known in enumerate(there)]
+        present = present_at(column, rows).tolist()
+        return [f'"{digits[at * size : (at + 1) * size]}"' if known else None for at, known in enumerate(present)]
 
     return read
 

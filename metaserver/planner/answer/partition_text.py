@@ -1,7 +1,7 @@
-"""Partition tuples as JSON, as clients read them.
+"""Encodes partition tuples as JSON, in the form that each client can parse.
 
-What clients insist on, beyond the specification: PyIceberg 0.12 has no parser for nulls in `partition`, and takes
-strings that stand for dates there for strings (`ClientDialect`).
+PyIceberg 0.12 deviates from the specification: it cannot parse nulls in `partition`, and does not convert strings to
+dates there (`ClientDialect`).
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from metaserver.planner.view.view import TableView
 from metaserver.wire import encode_json as to_json
 
 _PARTITION_BYTES = 4 << 20
-"""Partition tuples that are kept as text, for each kind of manifest and client, of which `_KINDS_MAX` are kept."""
+"""Memory for cached partition tuples, for each combination of manifest fields and client; `_KINDS_MAX` are cached."""
 _KINDS_MAX = 8
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
 
 @dataclass(frozen=True)
 class ClientDialect:
-    """How partition values are written.
+    """How to encode partition values for a client.
 
-    PyIceberg puts them unchanged into columns that a data file lacks (identity partitions, spec "Column Projection"),
-    so dates and times have to be the numbers it would read from a manifest. A partition it would misread (a null, or
-    binary) is left out of the answer: then it has none to put there, and fails where it would need one.
+    PyIceberg copies them unchanged into identity-partitioned columns that a data file lacks (spec, "Column
+    Projection"), so dates and times must be the integers of a manifest. A partition that it would misread (null or
+    binary) is omitted: PyIceberg then fails if it needs the value.
     """
 
     numbers_for_times: bool = False
     unreadable: frozenset[str] = frozenset()
-    """Types, and "null"."""
-    comes_back: bool = True
-    """Asks again after a plan that was not ready."""
+    """Types that the client cannot read, and "null"."""
+    polls: bool = True
+    """Fetches the result of a plan that was still running."""
     needs_residuals: bool = False
-    """Fails, or counts rows wrongly, where a task has no residual; the standard takes the filter in its place."""
+    """Fails, or counts rows wrongly, if a task has no residual; the specification uses the filter instead."""
     filters_by_residual: bool = False
-    """Some programs filter rows by the residual alone, so that a weaker one would give them rows that do not match."""
+    """Some programs filter rows by the residual alone; a weaker residual would return rows that do not match."""
     binds_residuals: bool = True
-    """Binds a residual by name, to the table's current schema. Other clients may."""
+    """Binds residuals by name to the table's current schema."""
 
 
 STANDARD = ClientDialect()
@@ -58,14 +58,14 @@ JAVA = ClientDialect(needs_residuals=True, filters_by_residual=True)
 PYICEBERG = ClientDialect(
     numbers_for_times=True,
     unreadable=frozenset({"null", "binary", "fixed"}),
-    comes_back=False,
+    polls=False,
     needs_residuals=True,
     binds_residuals=False,
 )
 
 
 def dialect_of(user_agent: str, client_version: str = "") -> ClientDialect:
-    """`client_version` is the header X-Client-Version, which Iceberg's Java client sends."""
+    """The dialect of a client. `client_version`: the header X-Client-Version, which Iceberg's Java client sends."""
     if user_agent.startswith("PyIceberg/"):
         return PYICEBERG
     is_java = user_agent.startswith("Apache-HttpClient/") or client_version.startswith("Apache Iceberg")
@@ -76,49 +76,51 @@ class _Field(NamedTuple):
     """A field of a table's partition spec."""
 
     position: int
-    """In the block's tuples; -1 for one that is null in all of them."""
+    """Position in the block's tuples; -1 if the field is null in all of them."""
     stored: str
-    """Its type in the block."""
+    """The type in the block."""
     target: str
-    """Its type in the answer."""
+    """The type in the answer."""
     readable: bool
-    """By this client, where it is not null."""
+    """Whether the client can read values that are not null."""
 
 
 Fields = tuple[_Field, ...]
 
 
 class PartitionTexts:
-    """Partition tuples as JSON, in the order and the types of the table's spec, which a manifest's may lag behind."""
+    """Encodes partition tuples in the order and with the types of the table's current spec, which manifests may
+    precede.
+    """
 
     def __init__(self, metadata: TableMetadata, dialect: ClientDialect) -> None:
         self._metadata = metadata
         self._dialect = dialect
         self._kinds: dict[tuple[object, ...], Fields] = {}
 
-    def are_of(self, metadata: TableMetadata) -> bool:
-        """Whether they would be the same of other metadata."""
-        mine = self._metadata
+    def matches(self, metadata: TableMetadata) -> bool:
+        """Whether the texts are the same for other metadata."""
+        own = self._metadata
         return (
-            mine.current_schema_id == metadata.current_schema_id
-            and mine.schemas == metadata.schemas
-            and mine.partition_specs == metadata.partition_specs
+            own.current_schema_id == metadata.current_schema_id
+            and own.schemas == metadata.schemas
+            and own.partition_specs == metadata.partition_specs
         )
 
     def texts(self, block: Block, columns: BlockLayout, rows: Longs) -> list[bytes]:
-        """`,"partition":[…]` of rows of the block; empty where this client could not read it."""
+        """`,"partition":[…]` for rows of the block; empty if this client could not read it."""
         fields = self._fields(block)
-        # Not held here: these live as long as views, of which there may be many.
-        known = _known_texts(block.partition_fields, fields, self._dialect)
-        found = []
-        told_apart = keys(block, columns, range(len(columns.partition)), rows)
-        for row, key in zip(rows.tolist(), told_apart, strict=True):
-            text = known.get(key)
+        # A module-level cache, because instances live as long as views, of which there may be many.
+        cached = _cached_texts(block.partition_fields, fields, self._dialect)
+        texts = []
+        partition_keys = keys(block, columns, range(len(columns.partition)), rows)
+        for row, key in zip(rows.tolist(), partition_keys, strict=True):
+            text = cached.get(key)
             if text is None:
                 text = _fragment(fields, block.partition(row), self._dialect).encode()
-                known.put(key, text, len(key) + len(text))
-            found.append(text)
-        return found
+                cached.put(key, text, len(key) + len(text))
+            texts.append(text)
+        return texts
 
     def _fields(self, block: Block) -> Fields:
         kind = (block.spec_id, block.partition_fields)
@@ -130,7 +132,9 @@ class PartitionTexts:
     def _read_fields(self, block: Block) -> Fields:
         spec = self._metadata.spec(block.spec_id)
         if spec is None:
-            raise Corrupt(f"The manifest {block.location} has the partition spec {block.spec_id}, the table has not")
+            raise Corrupt(
+                f"The manifest {block.location} has the partition spec {block.spec_id}, which the table's metadata lack"
+            )
         schema = self._metadata.current_schema
         stored = {field_id: (position, kind) for position, (field_id, kind) in enumerate(block.partition_fields)}
         fields = []
@@ -138,7 +142,7 @@ class PartitionTexts:
             position, kind = stored.get(field.field_id or 0, (-1, ""))
             source = schema.column(field.sources[0]) if len(field.sources) == 1 else None
             if source is None or not isinstance(source.type, str):
-                # Java gives the field of a dropped column the type `unknown`, whose only value is null.
+                # Java assigns the type `unknown`, whose only value is null, to the field of a dropped column.
                 fields.append(_Field(-1, kind, kind, True))
             else:
                 target = values_type(field.transform, source.type)
@@ -146,25 +150,25 @@ class PartitionTexts:
         return tuple(fields)
 
 
-_SPELT: WeakKeyDictionary[TableView, dict[ClientDialect, PartitionTexts]] = WeakKeyDictionary()
-"""For the answers to a view's plans, almost all of which are of the same metadata."""
+_TEXTS_OF_VIEWS: WeakKeyDictionary[TableView, dict[ClientDialect, PartitionTexts]] = WeakKeyDictionary()
+"""For answers to a view's plans, which nearly always have the same metadata."""
 
 
 def partition_texts(scan: Scan, dialect: ClientDialect) -> PartitionTexts:
-    by_dialect = _SPELT.get(scan.view)
+    by_dialect = _TEXTS_OF_VIEWS.get(scan.view)
     if by_dialect is None:
-        by_dialect = _SPELT[scan.view] = {}
+        by_dialect = _TEXTS_OF_VIEWS[scan.view] = {}
     found = by_dialect.get(dialect)
-    if found is None or not found.are_of(scan.metadata):
+    if found is None or not found.matches(scan.metadata):
         found = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)
     return found
 
 
 @lru_cache(maxsize=_KINDS_MAX)
-def _known_texts(
+def _cached_texts(
     stored: tuple[tuple[int, str], ...], fields: Fields, dialect: ClientDialect
 ) -> MemoryCache[bytes, bytes]:
-    """Texts by what tells partitions apart, of all answers that spell them alike."""
+    """Texts by partition key, for all answers with this encoding."""
     return MemoryCache(_PARTITION_BYTES)
 
 
@@ -187,7 +191,7 @@ def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
 
 
 def _promoted(kind: str, target: str, value: Value) -> Value:
-    """A value written before its column was promoted, as one of the new type (spec, "Schema Evolution")."""
+    """A value written before its column was promoted, converted to the new type (spec, "Schema Evolution")."""
     if kind == "date" and target in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
         return value * MICROS_PER_DAY * (NANOS_PER_MICRO if target == "timestamp_ns" else 1)
@@ -195,10 +199,10 @@ def _promoted(kind: str, target: str, value: Value) -> Value:
 
 
 def _float_text(target: str, value: float) -> str:
-    """JSON has no infinity, but numbers beyond the range of doubles, which parsers read as one. It has no NaN."""
+    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity. It has no NaN."""
     if math.isnan(value):
         raise NotAcceptable(
-            "A file's partition is NaN, which no scan task can say in JSON; plan this table in the client: "
+            "A file's partition value is NaN, which JSON cannot represent. Plan this table on the client: "
             "set its property seamark.scan-planning-mode to client"
         )
     if math.isinf(value):

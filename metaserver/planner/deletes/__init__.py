@@ -1,1 +1,1 @@
-"""Delete files: which apply to which data files, and what they delete."""
+"""Delete files: which data files they apply to, and which rows they delete."""

@@ -1,8 +1,8 @@
-"""Delete files read from object storage once and kept for a while.
+"""Reads delete files from object storage and caches them.
 
-The rule it keeps is that of `index/keys/delete_files.py`: a delete file is understood whole or not at all
-(`Unreadable`, with a reason for people). Who asks about rows then knows that they may be deleted, and says so. Storage
-that does not answer is no such reason: it is asked again later. A deletion vector is read by its bytes alone.
+A delete file is either decoded completely or `Unreadable`, with a reason (`index/keys/delete_files.py`). The caller
+then reports that rows may be deleted. If storage does not answer, the read is retried by a later request. A deletion
+vector is read with a range read.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from metaserver.objects.port import ObjectStore
 from metaserver.planner.view.view import TableView
 
 FILE_LIMIT_BYTES = 64 << 20
-"""Of one delete file, or deletion vector."""
+"""Size limit of one delete file or deletion vector."""
 KEPT_BYTES = 128 << 20
 DECODED_AT_ONCE = 2
-"""Of all requests: a file may take `decoded_limit_bytes` while it is decoded."""
+"""Files that all requests together decode concurrently: each may take `decoded_limit_bytes`."""
 AT_ONCE = 16
-"""Delete files of one request that are being read at a time."""
+"""Delete files that one request reads concurrently."""
 
 
 def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
-    """By their rows among the view's deletes."""
-    compared: dict[str, list[list[int] | None]] = {}
-    found = {}
+    """The delete files at these delete rows of the view, by row."""
+    equality_ids: dict[str, list[list[int] | None]] = {}
+    delete_files = {}
     for row in rows:
         block, local = view.locate_delete(row)
         content = block.long("content", local)
-        if content == EQUALITY and block.location not in compared:
-            compared[block.location] = block.lists_of("equality_ids")
-        columns = compared[block.location][local] if content == EQUALITY else None
-        found[row] = DeleteFile(
+        if content == EQUALITY and block.location not in equality_ids:
+            equality_ids[block.location] = block.lists_of("equality_ids")
+        columns = equality_ids[block.location][local] if content == EQUALITY else None
+        delete_files[row] = DeleteFile(
             path=block.text("file_path", local) or "",
             format=(block.text("file_format", local) or "").lower(),
             content=content or 0,
@@ -51,16 +51,16 @@ def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFil
             length=_number(block, "content_size_in_bytes", local),
             columns=tuple(sorted(set(columns or ()))),
         )
-    return found
+    return delete_files
 
 
 def _number(block: Block, name: str, row: int) -> int:
-    found = block.long(name, row)
-    return MISSING if found is None else found
+    value = block.long(name, row)
+    return MISSING if value is None else value
 
 
 class DeleteFiles:
-    """Belongs to one event loop."""
+    """Reads and caches delete files. Belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         self._objects = objects
@@ -70,14 +70,16 @@ class DeleteFiles:
         self._reading: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 
     async def read_all(
-        self, wanted: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
+        self, requests: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
     ) -> dict[int, Content | Unreadable]:
-        """By the number that comes with each: what it says, or why that is not known. The columns are those of an
-        equality delete's keys. What is returned is taken from the budget."""
-        gate = asyncio.Semaphore(AT_ONCE)
+        """The content of each delete file, or why it is unreadable, by the number in each request.
 
-        async def one(file: DeleteFile, columns: Columns) -> Content | Unreadable:
-            async with gate:
+        The columns are the key columns of an equality delete. The memory of the results is charged to the budget.
+        """
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def read(file: DeleteFile, columns: Columns) -> Content | Unreadable:
+            async with limit:
                 try:
                     content = await self._content(file, columns)
                     budget.take(content.size_bytes, file.path)
@@ -85,18 +87,18 @@ class DeleteFiles:
                 except Unreadable as error:
                     return error
 
-        given = list(wanted)
-        found = await asyncio.gather(*(one(file, columns) for _, file, columns in given))
-        return {number: content for (number, _, _), content in zip(given, found, strict=True)}
+        listed = list(requests)
+        contents = await asyncio.gather(*(read(file, columns) for _, file, columns in listed))
+        return {number: content for (number, _, _), content in zip(listed, contents, strict=True)}
 
     async def _content(self, file: DeleteFile, columns: Columns) -> Content:
         key = (file.path, file.offset, columns)
-        kept = self._kept.get(key)
-        if kept is not None:
-            return kept
+        cached = self._kept.get(key)
+        if cached is not None:
+            return cached
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
-            raise Unreadable(file.path, f"it has {size} bytes; at most {FILE_LIMIT_BYTES:,} are read")
+            raise Unreadable(file.path, f"it has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")
         return await self._reading.run(key, lambda: self._fetch(key, file, columns))
 
     async def _fetch(self, key: tuple[object, ...], file: DeleteFile, columns: Columns) -> Content:
@@ -105,7 +107,7 @@ class DeleteFiles:
                 data = await self._objects.read_range(file.path, max(0, file.offset), file.length)
             else:
                 data = await self._objects.read(file.path, limit_bytes=FILE_LIMIT_BYTES)
-        except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, gone, not allowed
+        except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, missing, or not permitted
             raise Unreadable(file.path, error.message) from None
         async with self._decoding:
             content = await asyncio.to_thread(decoded, data, file, columns, limit_bytes=self._decoded_bytes)

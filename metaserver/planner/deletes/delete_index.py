@@ -1,15 +1,16 @@
-"""Which delete files apply to which data files (Iceberg spec, "Scan Planning"): built once per view, asked for many.
+"""Which delete files apply to which data files (Iceberg spec, "Scan Planning"): built once per view.
 
-The rule it keeps: never a file fewer than the specification demands. A position delete that names its data file, by
-`referenced_data_file` or by path bounds that agree, goes by that name; others, and equality deletes, by partition; an
-equality delete of an unpartitioned spec concerns every file. Equality deletes are dropped where their statistics and
-the data file's prove that no key can meet a row, as in Java's DeleteFileIndex, but for its slips (`equality.py`).
+All delete files that the specification requires are returned. A position delete whose `referenced_data_file`, or equal
+path bounds, name one data file applies to that file; other position deletes and equality deletes apply to their
+partition; an equality delete of an unpartitioned spec applies to all files. An equality delete is omitted if its
+statistics and the data file's prove that no key equals a row, as in Java's DeleteFileIndex, except for the faults that
+`equality.py` lists.
 
-Where metadata contradict the specification: of several deletion vectors for a file all are kept, for a reader to refuse
-them; one that is older than its data file does not count; one that names no data file, and an entry without a sequence
-number where none can be inherited, are Corrupt, because leaving deletes out and putting them in are both wrong answers.
+If metadata contradict the specification: all deletion vectors of a data file are returned, and the reader rejects them;
+a deletion vector older than its data file does not apply; a deletion vector without a data file, and an entry without a
+sequence number to inherit, are Corrupt, because neither applying nor omitting deletes is safe.
 
-What is held is proportional to the delete files. Data files are looked at when they are asked about.
+Memory is proportional to the number of delete files. Data files are read at lookup.
 """
 
 from __future__ import annotations
@@ -36,17 +37,20 @@ from metaserver.planner.view.view import TableView
 
 _POSITIONS, _EQUALITY = 1, 2
 _GLOBAL = 0
-"""The scope of equality deletes that concern every partition; partitions are numbered from 1."""
+"""The scope of equality deletes that apply to all partitions; partitions are numbered from 1."""
 
 Partition = tuple[object, ...]
 
 
 class DeleteIndex:
-    """Immutable. `specs` and `schemas` are all that the table's metadata hold: they tell which specs are unpartitioned,
-    which columns are required, and which were promoted."""
+    """Delete files by data file. Immutable.
+
+    `specs` and `schemas` are all that the table's metadata contain: they determine which specs are unpartitioned, and
+    which columns are required or were promoted.
+    """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
-        """Corrupt, naming the manifest, where an entry is no delete file or lacks what it must have."""
+        """Corrupt, with the manifest's path, if an entry is not a delete file or lacks a required field."""
         self._view = view
         self._specs = {spec.spec_id: spec for spec in specs}
         self._schemas = tuple(schemas)
@@ -68,14 +72,14 @@ class DeleteIndex:
         self._equality = EqualityDeletes(view.delete_blocks, equality, self._schemas) if equality else None
         self._sorted_paths = sorted(self._paths)
 
-    def applying(self, row: int) -> tuple[int, ...]:
-        """Delete rows of the view that apply to the data file at this row of the view, ascending."""
-        return self.applying_to(np.array([row], dtype=np.int64))[0]
+    def deletes_for_row(self, row: int) -> tuple[int, ...]:
+        """Delete rows of the view that apply to the data file with this row id, ascending."""
+        return self.deletes_for(np.array([row], dtype=np.int64))[0]
 
-    def applying_to(self, rows: Longs) -> list[tuple[int, ...]]:
-        """As `applying`, for int64[n] rows in any order. Corrupt for a data file without a sequence number.
+    def deletes_for(self, rows: Longs) -> list[tuple[int, ...]]:
+        """Delete rows for int64[n] row ids in any order. Corrupt for a data file without a sequence number.
 
-        Files to which the same delete files apply share one tuple.
+        Files with the same delete files share one tuple.
         """
         applying: list[tuple[int, ...]] = [()] * len(rows)
         if not len(rows) or not self._view.delete_rows:
@@ -104,20 +108,20 @@ class DeleteIndex:
         by_partition: _Collected,
         equality: list[EqualityDelete],
     ) -> None:
-        """Puts each entry of a delete manifest where it will be looked for."""
+        """Adds the entries of a delete manifest to the groups in which lookups search."""
         first = self._view.delete_starts[number]
         sequences = sequence_numbers(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
         contents = block.longs("content")
-        odd = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
-        if len(odd):
-            name = block.text("file_path", int(odd[0]))
+        invalid = np.flatnonzero((contents != _POSITIONS) & (contents != _EQUALITY))
+        if len(invalid):
+            name = block.text("file_path", int(invalid[0]))
             raise Corrupt(f"Delete manifest {block.location} lists {name}, which is not a delete file")
         rows = np.flatnonzero(contents == _POSITIONS)
         if len(rows):
             is_vector = _are_vectors(block, rows)
             paths = self._number_paths(_referenced(block, rows, is_vector))
-            for kind, mine in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
-                kind.add(paths[mine], sequences[rows[mine]], first + rows[mine])
+            for kind, selected in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
+                kind.add(paths[selected], sequences[rows[selected]], first + rows[selected])
             rest = rows[paths < 0]
             by_partition.add(self._number_partitions(block, rest), sequences[rest], first + rest)
         rows = np.flatnonzero(contents == _EQUALITY)
@@ -126,51 +130,56 @@ class DeleteIndex:
             scopes = np.full(len(rows), _GLOBAL) if unpartitioned else self._number_partitions(block, rows)
             columns = block.lists_of("equality_ids")
             for row, scope, sequence in zip(rows.tolist(), scopes.tolist(), sequences[rows].tolist(), strict=True):
-                # One less: it applies to data files of strictly older sequence numbers.
+                # Minus one, because it applies to data files with strictly lower sequence numbers.
                 ids = tuple(columns[row] or ())
                 equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
 
     def _number_paths(self, paths: list[bytes | None]) -> Longs:
-        """int64[paths]: ids, new ones for paths that are met first; -1 for None."""
+        """int64[paths]: ids, assigned at the first occurrence of a path; -1 for None."""
         known = self._paths
-        found = [-1 if path is None else known.setdefault(path, len(known)) for path in paths]
-        return np.array(found, dtype=np.int64)
+        ids = [-1 if path is None else known.setdefault(path, len(known)) for path in paths]
+        return np.array(ids, dtype=np.int64)
 
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
-        """int64[rows]: ids of the rows' partitions, new ones where they are met first."""
+        """int64[rows]: ids of the rows' partitions, assigned at the first occurrence."""
         if not len(rows):
             return rows
         known = self._partitions.setdefault(block.spec_id, {})
-        found = []
+        ids = []
         for partition in self._partitions_of(block, rows):
             scope = known.get(partition)
             if scope is None:
                 self._partition_count += 1
                 scope = known[partition] = self._partition_count
-            found.append(scope)
-        return np.array(found, dtype=np.int64)
+            ids.append(scope)
+        return np.array(ids, dtype=np.int64)
 
     def _partition_ids(self, block: Block, rows: Longs) -> Longs:
-        """int64[rows]; -1 where no delete file has the partition."""
-        found = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
-        return np.fromiter(found, dtype=np.int64, count=len(rows))
+        """int64[rows]: ids of the rows' partitions; -1 for partitions without delete files."""
+        ids = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
+        return np.fromiter(ids, dtype=np.int64, count=len(rows))
 
     def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
-        """The values of the spec's fields in the order of their ids, whatever their order in the manifest."""
+        """The values of the spec's fields, ordered by field id, for any order in the manifest."""
         ids = self._fields.get(block.spec_id, ())
-        return zip(*(self._values(block, one, rows) for one in ids), strict=True) if ids else repeat((), len(rows))
+        return (
+            zip(*(self._values(block, field_id, rows) for field_id in ids), strict=True)
+            if ids
+            else repeat((), len(rows))
+        )
 
     def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-        """As `_values` below; dates that were promoted to timestamps since are in the unit of those."""
+        """The values of `_values` below, with dates converted to the unit of timestamps if the column was promoted."""
         values = _values(block, field_id, rows)
-        day = self._day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
+        day = self._units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
         return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
 
-    def _day(self, spec_id: int, field_id: int) -> int:
-        """What a day is to a partition field by now; 1 but for the identity of a column that held dates, and does not
-        any more."""
-        known = self._days.get((spec_id, field_id))
-        if known is None:
+    def _units_per_day(self, spec_id: int, field_id: int) -> int:
+        """The units of one day in a partition field; 1 unless the field is the identity of a date column that was
+        promoted.
+        """
+        units = self._days.get((spec_id, field_id))
+        if units is None:
             spec = self._specs.get(spec_id)
             sources = [
                 field.source_id
@@ -179,11 +188,11 @@ class DeleteIndex:
             ]
             columns = [schema.column(source) for schema in self._schemas for source in sources if source is not None]
             kinds = [column.type for column in columns if column is not None and isinstance(column.type, str)]
-            known = self._days[spec_id, field_id] = max((UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1)
-        return known
+            units = self._days[spec_id, field_id] = max((UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1)
+        return units
 
     def _path_ids(self, block: Block, rows: Longs) -> Longs:
-        """int64[rows]; -1 where no delete file names the path."""
+        """int64[rows]: ids of the paths; -1 for paths that no delete file names."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         column = block.text_column("file_path")
         if column is None:
@@ -193,18 +202,20 @@ class DeleteIndex:
         last = bisect_right(self._sorted_paths, common, lo=first, key=lambda path: path[: len(common)])
         if first == last:
             return ids
-        places = np.arange(len(rows))
+        positions = np.arange(len(rows))
         if width and (last - first) * 4 <= len(rows):
-            # Few to look for: only paths that go on like one of them after the common prefix are put together.
+            # With few paths to find, only paths whose bytes after the common prefix match one of them are decoded.
             heads = [path[len(common) : len(common) + width] for path in self._sorted_paths[first:last]]
-            wanted = np.array([int.from_bytes(head.ljust(width, b"\0"), "big") for head in heads], dtype=np.uint64)
-            places = np.flatnonzero(np.isin(codes(column, rows), wanted))
-        found = map(self._paths.get, cast("list[bytes]", strings(column, rows[places])), repeat(-1))
-        ids[places] = np.fromiter(found, dtype=np.int64, count=len(places))
+            codes_of_heads = np.array(
+                [int.from_bytes(head.ljust(width, b"\0"), "big") for head in heads], dtype=np.uint64
+            )
+            positions = np.flatnonzero(np.isin(codes(column, rows), codes_of_heads))
+        ids_found = map(self._paths.get, cast("list[bytes]", strings(column, rows[positions])), repeat(-1))
+        ids[positions] = np.fromiter(ids_found, dtype=np.int64, count=len(positions))
         return ids
 
     def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
-        """(block number, places in `rows`, rows of the block) for each block that has any."""
+        """(block number, positions in `rows`, rows of the block) for each block with rows."""
         numbers, local = self._view.split(rows)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
@@ -216,7 +227,7 @@ class DeleteIndex:
     def _add_positions(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
-        """Deletion vectors, and position deletes of files without one."""
+        """Adds deletion vectors, and position deletes for data files without one."""
         vectors = self._vectors.first(paths, sequences)
         without = vectors < 0
         by_path = self._by_path.first(np.where(without, paths, -1), sequences)
@@ -233,7 +244,7 @@ class DeleteIndex:
             )
             if (first >= 0).any()
         ]
-        # What applies follows from where it begins in each group: once for all files that begin alike.
+        # The start in each group determines the deletes that apply: computed once for all files with equal starts.
         alike = np.zeros(len(places), dtype=np.int64)
         examples = places
         for _, first in parts:
@@ -252,7 +263,7 @@ class DeleteIndex:
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Merges in what `EqualityDeletes` finds; files with equal results share them."""
+        """Adds equality deletes; files with equal results share them."""
         found: dict[int, list[int]] = {}
         blocks = [(self._view.blocks[number], places, local) for number, places, local in self._by_block(rows)]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
@@ -269,7 +280,7 @@ class DeleteIndex:
 
 
 class _Collected:
-    """Delete files by group, as they are met."""
+    """Delete files collected by group."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Longs, Longs, Longs]] = []
@@ -278,7 +289,7 @@ class _Collected:
         self._parts.append((groups, sequences, deletes))
 
     def columns(self) -> tuple[Longs, Longs, Longs]:
-        """Groups, sequence numbers, delete rows."""
+        """(groups, sequence numbers, delete rows)."""
         if not self._parts:
             return (np.empty(0, dtype=np.int64),) * 3
         groups, sequences, deletes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
@@ -286,25 +297,29 @@ class _Collected:
 
 
 class _Groups:
-    """Delete files by group, within a group by sequence number: what applies to a data file is the end of its group."""
+    """Delete files sorted by group, then by sequence number: those that apply to a data file are a suffix of its
+    group.
+    """
 
     def __init__(self, collected: _Collected) -> None:
         groups, sequences, deletes = collected.columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
-        # Not of nothing: numpy imports modules for it, tens of milliseconds in the first plan of a process.
+        # Not for empty input: np.unique imports modules then, tens of milliseconds in the first plan of a process.
         self._distinct: Longs = np.unique(sequences) if len(sequences) else sequences
-        # Sequence numbers by rank, so that group and rank together are one number to search for.
+        # Sequence numbers become ranks, so that group and rank fit one integer key.
         self._keys: Longs = self._key(self._groups, np.searchsorted(self._distinct, sequences[order]))
         self.deletes: list[int] = deletes[order].tolist()
         self.ends: Longs = np.searchsorted(self._groups, self._groups, side="right")
-        """int64[deletes]: where the group of each ends."""
+        """int64[deletes]: the end of each entry's group."""
 
     def _key(self, groups: Longs, ranks: Longs) -> Longs:
         return groups * (len(self._distinct) + 1) + ranks
 
     def first(self, groups: Longs, sequences: Longs) -> Longs:
-        """Place of the first delete file of the group whose sequence number is no lower; -1 for none, or group -1."""
+        """Position of the first delete file of the group with an equal or higher sequence number; -1 if none, or group
+        -1.
+        """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
         places = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
@@ -313,7 +328,7 @@ class _Groups:
 
 
 def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
-    """For each example the delete files from its places in the groups to their ends, in order."""
+    """For each example, the delete files from its position in each group to the group's end, ascending."""
     counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
     if len(parts) == 1 and np.all(counts == 1):
         group, first = parts[0]
@@ -339,9 +354,9 @@ def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
-    """The one data file that each position delete is about; None where it may be about several.
+    """The single data file that each position delete refers to; None if it may refer to several.
 
-    Bounds need not be whole, and yet tell: nothing lies between two that are equal but that very path.
+    Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
     named = strings(block.text_column("referenced_data_file"), rows)
     if None not in named:
@@ -360,10 +375,10 @@ def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> 
 
 
 def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-    """One partition field's values as objects that are equal where partition values are; None for null.
+    """The values of one partition field, as objects that are equal if the partition values are equal; None for null.
 
-    Floats are equal by their bits (spec, "Scan Planning", note 3): NaN is itself, and the zeros are two. Numbers that a
-    promotion has widened since are equal to what they were.
+    Floats are compared by their bits (spec, "Scan Planning", note 3): NaN equals itself, and the zeros differ. Numbers
+    equal the same numbers of a promoted type.
     """
     found = block.partition_column(field_id)
     kind, packed = found or ("", None)

@@ -1,16 +1,16 @@
-"""Equality deletes by scope, and which of them can meet a data file, by the statistics of both.
+"""Equality deletes by scope, and which of them can match rows of a data file, according to the statistics of both.
 
-An equality delete applies to older data files of its scope: its partition, or all of them where its spec is
-unpartitioned (Iceberg spec, "Scan Planning"). It is left out only where one of its columns proves that no key equals a
-row: the ranges do not meet, and neither nulls nor NaNs can be on both sides. What is not known, or is of a type that
-does not compare, proves nothing.
+An equality delete applies to older data files in its scope: its partition, or all files if its spec is unpartitioned
+(Iceberg spec, "Scan Planning"). It is omitted only if one of its columns proves that no key equals a row: the ranges
+are disjoint, and nulls and NaNs cannot be on both sides. Unknown or incomparable statistics prove nothing.
 
-Java's DeleteFileIndex does the same and slips where this does not: NaN is in no bounds; a required column is null in a
-null struct; writers order UUIDs as signed or as unsigned numbers, so only upper halves on which both agree count.
+Java's DeleteFileIndex does the same, with faults that this module avoids: bounds exclude NaN; a required column is null
+in a null struct; writers order UUIDs as signed or unsigned numbers, so only upper halves on which both orders agree are
+compared.
 
 Bounds are compared as ranks among the delete files' bounds, so that one comparison fits all types. The delete files of
-a scope, sorted by their first column, are leaves of a tree of summaries, and data files go down it together: the time
-depends on how many pairs meet, not on how many there are.
+a scope, sorted by their first column, are the leaves of a tree of summaries; all data files descend it together. The
+time depends on the number of pairs that match, not on the number of pairs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FAN_BITS = 3
 _FAN = 1 << _FAN_BITS
 """Children of a node."""
 _PAIRS_MAX = 1 << 21
-"""Pairs of a data file and a node held at a time, beside those of one data file; about 60 bytes each."""
+"""Pairs of a data file and a node in memory, in addition to those of one data file; about 60 bytes each."""
 _NULL, _NAN = 1, 2
 _UNBOUNDED = 1 << 62
 _UUID_HALF = 8
 
 Piece = tuple[Block, Longs, Longs]
-"""(block, places among the data files that were asked about, rows of the block)."""
+"""(block, positions among the requested data files, rows of the block)."""
 Values = npt.NDArray[Any]
 
 
@@ -51,73 +51,74 @@ class EqualityDelete(NamedTuple):
     sequence: int
     """The highest data sequence number that it applies to."""
     ids: tuple[int, ...]
-    """Of the columns that are compared."""
+    """Ids of the equality columns."""
 
 
 class EqualityDeletes:
-    """Immutable. `blocks` are the view's delete blocks, `schemas` all of the table's."""
+    """Immutable. `blocks`: the view's delete blocks. `schemas`: all schemas of the table."""
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
         by_columns: dict[tuple[int, ...], list[EqualityDelete]] = {}
         for delete in deletes:
             by_columns.setdefault(tuple(sorted(set(delete.ids))), []).append(delete)
-        self._families = [_Family(blocks, ids, dynamic_filters, schemas) for ids, dynamic_filters in by_columns.items()]
+        self._families = [_ColumnGroup(blocks, ids, members, schemas) for ids, members in by_columns.items()]
 
     def applying(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
-        """(places, delete rows) of all pairs in which the delete file applies, in no order, a bounded number at a time.
+        """(positions, delete rows) of all applicable pairs, unordered, in batches of bounded size.
 
-        `sequences` int64[n] are the data files' sequence numbers, each of `scopes` int64[n] one scope of every file.
+        `sequences`, int64[n], are the data files' sequence numbers; each item of `scopes`, int64[n], is a scope of each
+        file.
         """
         for family in self._families:
             yield from family.applying(pieces, sequences, scopes)
 
 
 class _Level(NamedTuple):
-    """One level of the tree: for each node the most that is below it."""
+    """One level of the tree: the maximum or minimum over the leaves below each node."""
 
     sequence: Longs
     lower: tuple[Longs, ...]
-    """For each column the least rank of a lower bound."""
+    """Minimum rank of the lower bounds, for each column."""
     upper: tuple[Longs, ...]
     flags: tuple[npt.NDArray[np.uint8], ...]
 
 
-class _Asked(NamedTuple):
-    """The data files, one row for each that was asked about."""
+class _DataFiles(NamedTuple):
+    """The requested data files, one row each."""
 
     sequence: Longs
     first: Longs
-    """Where the file's scope begins among the leaves."""
+    """Start of the file's scope among the leaves."""
     last: Longs
     above: tuple[Longs, ...]
-    """For each column, how many of the deletes' upper bounds are below the file's lower bound."""
+    """For each column, the number of the deletes' upper bounds below the file's lower bound."""
     below: tuple[Longs, ...]
-    """How many of the deletes' lower bounds are not above the file's upper bound."""
+    """The number of the deletes' lower bounds not above the file's upper bound."""
     flags: tuple[npt.NDArray[np.uint8], ...]
 
 
-class _Family:
-    """Equality deletes over the same columns."""
+class _ColumnGroup:
+    """Equality deletes with the same columns."""
 
     def __init__(
         self,
         blocks: Sequence[Block],
         ids: tuple[int, ...],
-        dynamic_filters: list[EqualityDelete],
+        members: list[EqualityDelete],
         schemas: Sequence[Schema],
     ) -> None:
         pieces = [
             (blocks[number], np.array([delete.row for delete in rows], dtype=np.int64))
-            for number, rows in groupby(dynamic_filters, key=lambda delete: delete.block)
+            for number, rows in groupby(members, key=lambda delete: delete.block)
         ]
-        found = [_Column.of(column_id, pieces, schemas) for column_id in ids]
-        self._columns = [pair[0] for pair in found if pair is not None]
-        ranks = [pair[1] for pair in found if pair is not None]
-        scopes = np.array([delete.scope for delete in dynamic_filters], dtype=np.int64)
-        deletes = np.array([delete.delete for delete in dynamic_filters], dtype=np.int64)
-        sequence = np.array([delete.sequence for delete in dynamic_filters], dtype=np.int64)
+        columns = [_Column.of(column_id, pieces, schemas) for column_id in ids]
+        self._columns = [pair[0] for pair in columns if pair is not None]
+        ranks = [pair[1] for pair in columns if pair is not None]
+        scopes = np.array([delete.scope for delete in members], dtype=np.int64)
+        deletes = np.array([delete.delete for delete in members], dtype=np.int64)
+        sequence = np.array([delete.sequence for delete in members], dtype=np.int64)
         order = np.lexsort((deletes, ranks[0][0] if ranks else sequence, scopes))
         self._deletes: Longs = deletes[order]
         self._scopes, firsts = np.unique(scopes[order], return_index=True)
@@ -137,45 +138,45 @@ class _Family:
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
         spans = [self._span(scope, sequences) for scope in scopes]
-        wanted = np.logical_or.reduce([first < last for first, last in spans])
-        if not wanted.any():
+        in_scope = np.logical_or.reduce([first < last for first, last in spans])
+        if not in_scope.any():
             return
-        above, below, flags = self._ranks(pieces, wanted)
+        above, below, flags = self._ranks(pieces, in_scope)
         for first, last in spans:
-            asked = _Asked(sequences, first, last, above, below, flags)
+            data_files = _DataFiles(sequences, first, last, above, below, flags)
             pending = [np.flatnonzero(first < last)]
             while pending:
                 rows = pending.pop()
-                pairs = self._pairs(asked, rows)
+                pairs = self._pairs(data_files, rows)
                 if pairs is None:
                     pending += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
                 elif len(pairs[0]):
                     yield pairs[0], self._deletes[pairs[1]]
 
     def _span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
-        """Leaves of each file's scope: (first, last), equal where there are none, or all are too old."""
+        """(first, last) leaf of each file's scope; equal if the scope is empty or all of its deletes are too old."""
         at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
-        some = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
-        return np.where(some, self._firsts[at], 0), np.where(some, self._firsts[at + 1], 0)
+        applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
+        return np.where(applicable, self._firsts[at], 0), np.where(applicable, self._firsts[at + 1], 0)
 
     def _ranks(
-        self, pieces: Sequence[Piece], wanted: npt.NDArray[np.bool_]
+        self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
     ) -> tuple[tuple[Longs, ...], tuple[Longs, ...], tuple[npt.NDArray[np.uint8], ...]]:
-        above = tuple(np.zeros(len(wanted), dtype=np.int64) for _ in self._columns)
-        below = tuple(np.zeros(len(wanted), dtype=np.int64) for _ in self._columns)
-        flags = tuple(np.zeros(len(wanted), dtype=np.uint8) for _ in self._columns)
+        above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
+        below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
+        flags = tuple(np.zeros(len(in_scope), dtype=np.uint8) for _ in self._columns)
         for block, places, rows in pieces:
-            mine = wanted[places]
-            if mine.any():
-                places, rows = places[mine], rows[mine]
+            selected = in_scope[places]
+            if selected.any():
+                places, rows = places[selected], rows[selected]
                 for at, column in enumerate(self._columns):
                     above[at][places], below[at][places], flags[at][places] = column.of_data(block, rows)
         return above, below, flags
 
-    def _pairs(self, asked: _Asked, rows: Longs) -> tuple[Longs, Longs] | None:
-        """(row, leaf) of all pairs that may meet; None when these are too many at a time, and `rows` can be split."""
-        first, last = asked.first[rows], asked.last[rows]
-        # Each file enters the tree where few nodes cover its scope.
+    def _pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
+        """(row, leaf) of all pairs that may match; None if these exceed the limit and `rows` can be split."""
+        first, last = data_files.first[rows], data_files.last[rows]
+        # Each file enters the tree at the level where few nodes cover its scope.
         entry = np.searchsorted(_FAN ** np.arange(1, len(self._levels)), last - first)
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
@@ -183,8 +184,8 @@ class _Family:
             new = np.flatnonzero(entry == depth)
             which, nodes = _spread(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
             row, node = np.concatenate([row, rows[new][which]]), np.concatenate([node, nodes])
-            keep = (node << shift < asked.last[row]) & ((node + 1) << shift > asked.first[row])
-            keep &= _may_meet(self._levels[depth], node, asked, row)
+            keep = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
+            keep &= _may_meet(self._levels[depth], node, data_files, row)
             row, node = row[keep], node[keep]
             if depth:
                 if len(row) > _PAIRS_MAX >> _FAN_BITS and len(rows) > 1:
@@ -195,10 +196,10 @@ class _Family:
         return row, node
 
 
-def _may_meet(level: _Level, node: Longs, asked: _Asked, row: Longs) -> npt.NDArray[np.bool_]:
-    keep = level.sequence[node] >= asked.sequence[row]
+def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) -> npt.NDArray[np.bool_]:
+    keep = level.sequence[node] >= data_files.sequence[row]
     for lower, upper, flags, above, below, own in zip(
-        level.lower, level.upper, level.flags, asked.above, asked.below, asked.flags, strict=True
+        level.lower, level.upper, level.flags, data_files.above, data_files.below, data_files.flags, strict=True
     ):
         meet = (upper[node] >= above[row]) & (lower[node] < below[row])
         keep &= meet | (flags[node] & own[row] != 0)
@@ -216,7 +217,7 @@ def _summary(level: _Level) -> _Level:
 
 
 def _spread(first: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """All numbers of the ranges [first, last), and for each the index of its range."""
+    """(all numbers of the ranges [first, last), the index of the range of each)."""
     counts = np.maximum(last - first, 0)
     which = np.repeat(np.arange(len(first)), counts)
     before = np.cumsum(counts) - counts
@@ -224,58 +225,60 @@ def _spread(first: Longs, last: Longs) -> tuple[Longs, Longs]:
 
 
 class _Column:
-    """One equality column: the delete files' bounds to rank by, and how values of its type compare."""
+    """One equality column: the delete files' bounds, which define ranks, and the order of its type."""
 
     def __init__(self, column_id: int, order: str, required: bool, lowers: Values, uppers: Values) -> None:
         self._column_id = column_id
         self._order = order
         self._required = required
         self._lowers = lowers
-        """Distinct, ascending; the same for upper bounds."""
+        """Distinct and ascending, as the upper bounds."""
         self._uppers = uppers
 
     @staticmethod
     def of(
         column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
     ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
-        """The column, and each delete file's ranks and flags. None when no delete file has statistics of it."""
+        """(column, ranks and flags of each delete file); None if no delete file has statistics of the column."""
         kind = next((kind for block, _ in pieces if (kind := block.kind(column_id)) is not None), None)
         if kind is None:
             return None
         order, required = _order(kind), _is_required(column_id, schemas)
         stats = [_statistics(block, column_id, rows, order, required) for block, rows in pieces]
-        lowers = _distinct([one.lower[one.lower_known] for one in stats if one.lower is not None])
-        uppers = _distinct([one.upper[one.upper_known] for one in stats if one.upper is not None])
+        lowers = _distinct([part.lower[part.lower_known] for part in stats if part.lower is not None])
+        uppers = _distinct([part.upper[part.upper_known] for part in stats if part.upper is not None])
         column = _Column(column_id, order, required, lowers, uppers)
         ranks = [
             (
-                _ranks(lowers, one.lower, one.lower_known, "left", -1, one.empty, _UNBOUNDED),
-                _ranks(uppers, one.upper, one.upper_known, "left", _UNBOUNDED, one.empty, -1),
-                one.flags,
+                _ranks(lowers, part.lower, part.lower_known, "left", -1, part.empty, _UNBOUNDED),
+                _ranks(uppers, part.upper, part.upper_known, "left", _UNBOUNDED, part.empty, -1),
+                part.flags,
             )
-            for one in stats
+            for part in stats
         ]
         lower, upper, flags = (np.concatenate(parts) for parts in zip(*ranks, strict=True))
         return column, (lower, upper, flags)
 
     def of_data(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
-        """`above`, `below` and flags (see `_Asked`) of data files."""
-        one = _statistics(block, self._column_id, rows, self._order, self._required)
-        above = _ranks(self._uppers, one.lower, one.lower_known, "left", 0, one.empty, _UNBOUNDED)
-        below = _ranks(self._lowers, one.upper, one.upper_known, "right", _UNBOUNDED, one.empty, -1)
-        return above, below, one.flags
+        """`above`, `below` and flags of data files, see `_DataFiles`."""
+        statistics = _statistics(block, self._column_id, rows, self._order, self._required)
+        above = _ranks(self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED)
+        below = _ranks(
+            self._lowers, statistics.upper, statistics.upper_known, "right", _UNBOUNDED, statistics.empty, -1
+        )
+        return above, below, statistics.flags
 
 
 class _Statistics(NamedTuple):
     lower: Values | None
-    """None where the block has none that compare."""
+    """None if the block has no comparable bounds."""
     lower_known: npt.NDArray[np.bool_]
     upper: Values | None
     upper_known: npt.NDArray[np.bool_]
     flags: npt.NDArray[np.uint8]
-    """Whether a null, or a NaN, may be there: neither is within bounds."""
+    """Whether nulls or NaNs may exist: neither is within bounds."""
     empty: npt.NDArray[np.bool_]
-    """No value but null is there."""
+    """All values are null."""
 
 
 def _statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
@@ -297,7 +300,7 @@ def _statistics(block: Block, column_id: int, rows: Longs, order: str, required:
 def _bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
-    """(values, which of them are known): int64, float64, or objects that compare with one another."""
+    """(values, whether they are known): int64, float64, or comparable objects."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
@@ -321,7 +324,7 @@ def _reader(kind: str) -> Callable[[bytes], object]:
 
 
 def _order(kind: str) -> str:
-    """Types of one order compare with each other: those that Iceberg promotes without changing what a value means."""
+    """The comparison order of a type: shared by types that Iceberg promotes without changing the meaning of values."""
     if kind.startswith("decimal"):
         return "decimal " + kind.rpartition(",")[2]
     return {"long": "int", "double": "float"}.get(kind, kind.partition("[")[0])
@@ -336,7 +339,9 @@ def _ranks(
     empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
-    """How many of `among` are less than each value (`side` right: not greater); `nowhere` for files without values."""
+    """The number of values in `among` less than each value (`side` right: not greater); `nowhere` for files without
+    values.
+    """
     ranks = np.full(len(known), unknown, dtype=np.int64)
     if values is not None and len(among):
         ranks[known] = np.searchsorted(among, values[known], side=side)
@@ -349,13 +354,14 @@ def _distinct(parts: list[Values]) -> Values:
 
 
 def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
-    """Whether no row can lack a value, by every schema that has the column. A null struct has null fields, required or
-    not."""
-    found = [path for schema in schemas if (path := _path(schema, column_id))]
-    return bool(found) and all(all(path) for path in found)
+    """Whether every row has a value, in every schema that has the column. A null struct has null fields, also required
+    ones.
+    """
+    paths = [path for schema in schemas if (path := _path(schema, column_id))]
+    return bool(paths) and all(all(path) for path in paths)
 
 
 def _path(schema: Schema, column_id: int) -> list[bool]:
-    """Whether the column, and each struct around it, is required; empty where the schema lacks it."""
+    """Whether the column and each enclosing struct is required; empty if the schema lacks the column."""
     column = schema.column(column_id)
-    return [] if column is None else [one.required for one in (column, *schema.around(column))]
+    return [] if column is None else [field.required for field in (column, *schema.ancestors(column))]

@@ -1,12 +1,12 @@
-"""Which files of a view an index describes: the identities of the view's files, looked up in those of index files.
+"""Which files of a view an index describes: the view's file identities, matched with those in index files.
 
-The rule: an identity is of path, size and record count (`hashing.file_ids`), so an entry is right for every snapshot
-that holds the file. Identities are computed once for each block, which snapshots share, and put in order once for each
-view; they go with the block and the view. So does what index files cover of a view, which plans and lookups share. Of
-files that a view lists twice, one is found.
+A file's identity is a hash of path, size and record count (`hashing.file_ids`), so an entry is valid for every snapshot
+that contains the file. Identities are computed once per block, which snapshots share, and sorted once per view; they
+live as long as the block and the view. Plans and lookups share a view's coverage. If a view lists a file twice, one row
+is matched.
 
-A file whose size or record count nobody knows (Spark writes -1 for Avro files that it imports) has no identity, and
-nothing describes it.
+A file without a known size or record count (Spark writes -1 for imported Avro files) has no identity, so no index
+describes it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _COUNTS_BYTES = 16
-"""Behind a path in what is hashed: size and record count."""
+"""Bytes after the path in the hash input: size and record count."""
 
 
 class FileIds:
-    """The identities of all rows of a view. A row is its number among all of them, block after block."""
+    """The identities of all rows of a view. A row is its index among all rows of all blocks."""
 
     def __init__(self, view: TableView) -> None:
         parts = [_ids_of(view, number) for number in range(len(view.blocks))]
@@ -53,50 +53,49 @@ class FileIds:
 
     @property
     def ids(self) -> Words:
-        """uint64[n, 2]: all of them, in ascending order."""
+        """uint64[n, 2]: all identities, ascending."""
         return self._ids
 
     @property
     def identified(self) -> Mask:
-        """bool[rows]: those that have an identity."""
-        found = np.zeros(self.rows, dtype=np.bool_)
-        found[self._order] = True
-        return found
+        """bool[rows]: whether a row has an identity."""
+        mask = np.zeros(self.rows, dtype=np.bool_)
+        mask[self._order] = True
+        return mask
 
     def find(self, ids: Words) -> Longs:
-        """int64[n]: the row of each of these identities, uint64[n, 2]; -1 where the view has no such file."""
+        """int64[n]: the row of each of the identities `ids`, uint64[n, 2]; -1 for files that the view does not have."""
         places = _find(self._ids, ids)
-        found = np.full(len(ids), -1, dtype=np.int64)
-        there = places >= 0
-        found[there] = self._order[places[there]]
-        return found
+        rows = np.full(len(ids), -1, dtype=np.int64)
+        present = places >= 0
+        rows[present] = self._order[places[present]]
+        return rows
 
     def described(self, ids: Words) -> Mask:
-        """bool[rows]: those whose identity is one of `ids`, uint64[n, 2]; of files listed twice, both."""
-        found = np.zeros(self.rows, dtype=np.bool_)
+        """bool[rows]: whether the identity is one of `ids`, uint64[n, 2]; True for both rows of a file listed twice."""
+        mask = np.zeros(self.rows, dtype=np.bool_)
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
-        found[self._order[_find(ordered, self._ids) >= 0]] = True
-        return found
+        mask[self._order[_find(ordered, self._ids) >= 0]] = True
+        return mask
 
 
 def file_ids_of(view: TableView) -> FileIds:
-    """Made when first asked for, which may be in a thread; kept as long as the view."""
-    found = _of_views.get(view)
-    if found is None:
-        found = _of_views[view] = FileIds(view)
-    return found
+    """Computed on first use, which may be in a thread, and cached as long as the view lives."""
+    file_ids = _of_views.get(view)
+    if file_ids is None:
+        file_ids = _of_views[view] = FileIds(view)
+    return file_ids
 
 
 class CoveredFiles(NamedTuple):
-    """`rows` int64[files]: for each data file of an index file its row among all rows of the view, -1 where it has
-    none."""
+    """`rows`, int64[files]: the view's row of each data file of an index file; -1 if the view does not have it."""
 
     location: str
     rows: Longs
 
 
 class IndexFileRef(Protocol):
-    """An index file, here or afar."""
+    """An index file, in memory or remote."""
 
     @property
     def location(self) -> str: ...
@@ -106,16 +105,16 @@ class IndexFileRef(Protocol):
 
 
 class Coverage:
-    """Which rows of a view the index files of one definition describe. Immutable."""
+    """The rows of a view that the index files of one definition describe. Immutable."""
 
     def __init__(self, ids: FileIds, files: Iterable[IndexFileRef]) -> None:
         self.uncovered: Flags = np.ones(ids.rows, dtype=np.uint8)
         parts: list[CoveredFiles] = []
-        for one in files:
-            part = CoveredFiles(one.location, ids.find(one.files.ids))
-            there = part.rows[part.rows >= 0]
-            if len(there):
-                self.uncovered[there] = 0
+        for index_file in files:
+            part = CoveredFiles(index_file.location, ids.find(index_file.files.ids))
+            present = part.rows[part.rows >= 0]
+            if len(present):
+                self.uncovered[present] = 0
                 parts.append(part)
         self.parts = tuple(parts)
         self._places: tuple[Longs, Longs] | None = None
@@ -127,12 +126,12 @@ class Coverage:
 
     @property
     def files(self) -> int:
-        """Rows of the view that are covered."""
+        """The number of covered rows of the view."""
         return len(self.uncovered) - int(self.uncovered.sum())
 
     @property
     def places(self) -> tuple[Longs, Longs]:
-        """(number of the part, number of the file in it), each int64[rows of the view], -1 where uncovered."""
+        """(index of the part, index of the file in it), each int64[rows of the view]; -1 for rows without coverage."""
         if self._places is None:
             part_of = np.full(len(self.uncovered), -1, dtype=np.int64)
             file_of = np.full(len(self.uncovered), -1, dtype=np.int64)
@@ -144,35 +143,39 @@ class Coverage:
         return self._places
 
     def file_at(self, row: int) -> tuple[str, int] | None:
-        """(location of an index file, number of the data file in it) of a row of the view; None where uncovered."""
+        """(location of an index file, index of the data file in it) for a row of the view; None for rows without
+        coverage.
+        """
         part_of, file_of = self.places
         return None if part_of[row] < 0 else (self.parts[part_of[row]].location, int(file_of[row]))
 
 
-async def coverages(view: TableView, wanted: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
-    """By definition id, what these index files of it cover. The last of each is kept as long as the view."""
-    kept = _covered.setdefault(view, {})
-    locations = {definition_id: tuple(one.location for one in files) for definition_id, files in wanted.items()}
-    stale = [one for one in wanted if one not in kept or kept[one][0] != locations[one]]
-    found = {one: kept[one][1] for one in wanted if one not in stale}
+async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
+    """The coverage of each definition's index files, by definition id. The latest one is cached as long as the view
+    lives.
+    """
+    cached = _covered.setdefault(view, {})
+    locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
+    stale = [key for key in index_files if key not in cached or cached[key][0] != locations[key]]
+    found = {key: cached[key][1] for key in index_files if key not in stale}
     if stale:
 
         def cover() -> dict[str, Coverage]:
             ids = file_ids_of(view)
-            return {one: Coverage(ids, wanted[one]) for one in stale}
+            return {key: Coverage(ids, index_files[key]) for key in stale}
 
         made = await asyncio.to_thread(cover)
-        kept.update({one: (locations[one], coverage) for one, coverage in made.items()})
+        cached.update({key: (locations[key], coverage) for key, coverage in made.items()})
         found |= made
     return found
 
 
 def coverages_bytes(view: TableView) -> int:
-    """What is kept of them beside the view."""
-    kept = _covered.get(view)
-    if not kept:
+    """Memory of the coverages that are cached for a view."""
+    cached = _covered.get(view)
+    if not cached:
         return 0
-    return file_ids_of(view).size_bytes + sum(coverage.size_bytes for _, coverage in kept.values())
+    return file_ids_of(view).size_bytes + sum(coverage.size_bytes for _, coverage in cached.values())
 
 
 _of_views: WeakKeyDictionary[TableView, FileIds] = WeakKeyDictionary()
@@ -181,13 +184,13 @@ _of_blocks: WeakKeyDictionary[Block, tuple[Words, Mask]] = WeakKeyDictionary()
 
 
 def _find(ordered: Words, ids: Words) -> Longs:
-    """int64[n]: a place of each of `ids` among those in order, both uint64[n, 2]; -1 where it is not there."""
+    """int64[n]: the position of each of `ids` in `ordered`, both uint64[n, 2]; -1 if absent."""
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
     found = np.full(len(ids), -1, dtype=np.int64)
     place = np.searchsorted(high, ids[:, 0], side="left")
     end = np.searchsorted(high, ids[:, 0], side="right")
     left = np.flatnonzero(place < end)
-    # More than one turn only where different identities begin alike.
+    # A second iteration occurs only if two identities share the first word.
     while len(left):
         here = low[place[left]] == ids[left, 1]
         found[left[here]] = place[left[here]]
@@ -198,25 +201,25 @@ def _find(ordered: Words, ids: Words) -> Longs:
 
 
 def _ids_of(view: TableView, number: int) -> tuple[Words, Mask]:
-    """(uint64[rows, 2], whether there is an identity) of one block of the view."""
+    """(uint64[rows, 2], whether a row has an identity) of one block of the view."""
     block = view.blocks[number]
-    kept = _of_blocks.get(block)
-    if kept is None:
-        kept = _of_blocks[block] = _identify(TableView((view.manifests[number],), (block,)))
-    return kept
+    cached = _of_blocks.get(block)
+    if cached is None:
+        cached = _of_blocks[block] = _identify(TableView((view.manifests[number],), (block,)))
+    return cached
 
 
 def _identify(view: TableView) -> tuple[Words, Mask]:
-    """What is hashed is put together for all files at once: each path, and its counts behind it."""
+    """Builds the hash input of all files in one buffer: each path, followed by its size and record count."""
     files = lookup(view, EVERYTHING)
     paths = files.texts("file_path")
     counts = np.stack([files.longs("file_size_in_bytes"), files.longs("record_count")], axis=1)
     known = (counts >= 0).all(axis=1) & (paths.present != 0)
     starts = paths.ends + _COUNTS_BYTES * np.arange(len(paths.ends), dtype=np.int64)
     heap = np.empty(int(starts[-1]), dtype=np.uint8)
-    behind = (starts[1:, None] - _COUNTS_BYTES) + np.arange(_COUNTS_BYTES)
+    count_bytes = (starts[1:, None] - _COUNTS_BYTES) + np.arange(_COUNTS_BYTES)
     is_path = np.ones(len(heap), dtype=np.bool_)
-    is_path[behind] = False
+    is_path[count_bytes] = False
     heap[is_path] = paths.data
-    heap[behind] = np.ascontiguousarray(counts, dtype="<i8").view(np.uint8).reshape(-1, _COUNTS_BYTES)
+    heap[count_bytes] = np.ascontiguousarray(counts, dtype="<i8").view(np.uint8).reshape(-1, _COUNTS_BYTES)
     return np.stack([_hash.hash_spans(heap, starts, seed) for seed in (0, 1)], axis=1), known

@@ -1,7 +1,8 @@
-"""What a filter, and the keys of joins, ask of indexes: which predicates of which index, and as which question.
+"""Projection of a filter and of dynamic filters onto a table's indexes: which index evaluates which predicates.
 
-An index on a term is to the planner what a partition field is: the filter is projected onto it (`projection.py`), so
-that an index on `day(ts)` serves a range of `ts`, and one on `bucket[16](id)` an equality. `lower` is ours alone.
+To the planner, an index on a term is like a partition field: the filter is projected onto it (`projection.py`), so that
+an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. The transform `lower` is not
+part of Iceberg.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 from metaserver.planner.view.view import comparable
 
 FIRST_FIELD_ID = 1 << 31
-"""Fields that stand for indexed terms; no column and no partition field has an id above 2^31 - 1."""
+"""Ids of fields that represent indexed terms; column and partition field ids are at most 2^31 - 1."""
 TRANSFORMED_MAX = 200_000
-"""Values to which functions of indexed terms are applied for one plan; an index that would take more is left out."""
+"""Values that a plan may transform for indexed terms; predicates that exceed the rest of it skip the index."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeySetPredicate:
-    """That the values of a term are among the keys of a join, of an index on that very column."""
+    """A dynamic filter on the column of an index: the term's value is one of the keys."""
 
     definition: IndexDefinition
-    dynamic_filters: DynamicFilter
+    dynamic_filter: DynamicFilter
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.definition.id, id(self.dynamic_filters)
+        return self.definition.id, id(self.dynamic_filter)
 
     def question(self) -> Question | None:
-        """None where the index would say nothing of so many keys."""
-        return KINDS[self.definition.kind].question_of_keys(self.dynamic_filters.keys)
+        """None if the index prunes nothing for this many keys."""
+        return KINDS[self.definition.kind].question_of_keys(self.dynamic_filter.keys)
 
 
 class IndexPredicate(NamedTuple):
-    """Predicates that are asked of an index together: one, or one for each term of a composite key."""
+    """Predicates that an index evaluates together: one, or one for each term of a composite key."""
 
     definition: IndexDefinition
     predicates: tuple[Bound, ...]
@@ -59,52 +60,53 @@ class IndexPredicate(NamedTuple):
         return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
     def question(self) -> Question | None:
-        """None where the index knows nothing of them."""
-        asked: list[KeyRanges] = []
+        """None if the index does not support the predicates."""
+        key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
             if ranges is None:
                 return None
-            asked.append(ranges)
-        return KINDS[self.definition.kind].question(asked)
+            key_ranges_by_term.append(ranges)
+        return KINDS[self.definition.kind].question(key_ranges_by_term)
 
 
 @dataclass(frozen=True)
 class IndexProjection:
-    """A filter as it concerns the indexes of a table.
+    """A filter projected onto the indexes of a table.
 
-    `expression` has fields in the place of columns, one for each definition of one term, which `by_field` tells;
-    `composite` are definitions of several terms, each with the equalities that the filter demands of all of them.
+    `expression` has fields in place of columns: one for each definition with one term, which `by_field` maps to it.
+    `composite` lists the definitions with several terms, each with the equalities on all of its terms that the filter
+    implies.
     """
 
     expression: Expression
     by_field: Mapping[int, IndexDefinition]
     composite: tuple[tuple[IndexDefinition, tuple[Bound, ...]], ...] = ()
-    demands: tuple[KeySetPredicate, ...] = ()
-    """What joins ask, of indexes that can tell; those with the fewest keys first."""
+    key_set_predicates: tuple[KeySetPredicate, ...] = ()
+    """Dynamic filters on indexed columns, those with the fewest keys first."""
 
     @cached_property
     def definitions(self) -> tuple[IndexDefinition, ...]:
-        """Those that can narrow."""
-        fields = dict.fromkeys(one.column_id for one in predicates_of(self.expression))
+        """The definitions of indexes that can prune."""
+        fields = dict.fromkeys(predicate.column_id for predicate in predicates_of(self.expression))
         found = [self.by_field[field_id] for field_id in fields] + [definition for definition, _ in self.composite]
-        found += [one.definition for one in self.demands]
-        return tuple({one.id: one for one in found}.values())
+        found += [predicate.definition for predicate in self.key_set_predicates]
+        return tuple({definition.id: definition for definition in found}.values())
 
-    def asked_of(self, definition_id: str) -> list[IndexPredicate]:
-        """What is asked of the index files of one definition, each once."""
+    def predicates_for(self, definition_id: str) -> list[IndexPredicate]:
+        """The distinct predicates that the index files of one definition evaluate."""
         single = [
             IndexPredicate(definition, (predicate,))
-            for predicate in {key_of_predicate(one): one for one in predicates_of(self.expression)}.values()
+            for predicate in {key_of_predicate(bound): bound for bound in predicates_of(self.expression)}.values()
             if (definition := self.by_field[predicate.column_id]).id == definition_id
         ]
-        return single + [IndexPredicate(*one) for one in self.composite if one[0].id == definition_id]
+        return single + [IndexPredicate(*composite) for composite in self.composite if composite[0].id == definition_id]
 
 
 def project(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
-    """None where no definition can narrow anything."""
+    """None if no index can prune."""
     by_field = {
         FIRST_FIELD_ID + number: definition
         for number, definition in enumerate(definitions)
@@ -113,29 +115,29 @@ def project(
     fields: dict[int, list[PartitionField]] = {}
     for field_id, definition in by_field.items():
         term = definition.terms[0]
-        one = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
-        fields.setdefault(term.column_id, []).append(one)
+        field = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
+        fields.setdefault(term.column_id, []).append(field)
     budget = _Budget(TRANSFORMED_MAX)
-    expression = replaced(bound, lambda one: _over(one, fields, by_field, budget))
-    expression = replaced(expression, lambda one: _useful(one, by_field))
+    expression = replaced(bound, lambda predicate: _project_predicate(predicate, fields, by_field, budget))
+    expression = replaced(expression, lambda predicate: _supported(predicate, by_field))
     composite = tuple(
         (definition, equalities)
         for definition in definitions
         if len(definition.terms) > 1 and (equalities := _equalities(bound, definition))
     )
-    demands = tuple(
-        KeySetPredicate(definition, one)
-        for one in narrowest_first(dynamic_filters)
+    key_set_predicates = tuple(
+        KeySetPredicate(definition, dynamic_filter)
+        for dynamic_filter in narrowest_first(dynamic_filters)
         for definition in definitions
-        if len(definition.terms) == 1 and _has_keys_of(definition.terms[0], one)
+        if len(definition.terms) == 1 and _matches_term(definition.terms[0], dynamic_filter)
     )
-    narrows = expression != TRUE or composite or demands
-    return IndexProjection(expression, by_field, composite, demands) if narrows else None
+    narrows = expression != TRUE or composite or key_set_predicates
+    return IndexProjection(expression, by_field, composite, key_set_predicates) if narrows else None
 
 
-def _has_keys_of(term: Term, dynamic_filters: DynamicFilter) -> bool:
-    same_column = (term.column_id, term.transform) == (dynamic_filters.column_id, IDENTITY)
-    return same_column and family(term.kind) == family(dynamic_filters.kind)
+def _matches_term(term: Term, dynamic_filter: DynamicFilter) -> bool:
+    same_column = (term.column_id, term.transform) == (dynamic_filter.column_id, IDENTITY)
+    return same_column and family(term.kind) == family(dynamic_filter.kind)
 
 
 @dataclass
@@ -143,7 +145,7 @@ class _Budget:
     values: int
 
     def allows(self, predicate: Bound, field: PartitionField) -> bool:
-        """Whether the field's function may be applied to the predicate's values; then that is spent."""
+        """Whether the field's transform may be applied to the predicate's values; if so, the budget is reduced."""
         cost = 0 if field.transform == IDENTITY else len(predicate.values)
         if cost > self.values:
             return False
@@ -151,64 +153,67 @@ class _Budget:
         return True
 
 
-def _over(
+def _project_predicate(
     predicate: Bound,
     fields: Mapping[int, Sequence[PartitionField]],
     by_field: Mapping[int, IndexDefinition],
     budget: _Budget,
 ) -> Expression:
-    """`fields` by the column that they are of."""
-    mine = [
-        one
-        for one in fields.get(predicate.column_id, ())
-        if _is_of(predicate, by_field[one.field_id or 0].terms[0]) and budget.allows(predicate, one)
+    """`fields`: by source column id."""
+    applicable = [
+        field
+        for field in fields.get(predicate.column_id, ())
+        if _has_values_of(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
-    plain = PartitionSpec(0, tuple(one for one in mine if one.transform != LOWER))
-    by_lower = [_lowered(predicate, one) for one in mine if one.transform == LOWER]
+    plain = PartitionSpec(0, tuple(field for field in applicable if field.transform != LOWER))
+    by_lower = [_lowered(predicate, field) for field in applicable if field.transform == LOWER]
     return all_of(inclusive(predicate, plain), *by_lower)
 
 
-def _is_of(predicate: Bound, term: Term) -> bool:
-    """Whether the predicate's values are the term's. By an older schema the column may be of another type: a date was
-    days, where the timestamp that it was promoted to is microseconds; and functions overflow by type."""
+def _has_values_of(predicate: Bound, term: Term) -> bool:
+    """Whether the predicate's values are valid for the term. In an older schema the column may have another type: the
+    days of a date are not the microseconds of the timestamp that it was promoted to, and transforms overflow by type.
+    """
     if predicate.kind == term.source:
         return True
     return term.transform == IDENTITY and comparable(predicate.kind, term.source)
 
 
 def _lowered(predicate: Bound, term: PartitionField) -> Expression:
-    """What the lower-case form of every value that matches satisfies."""
+    """A condition on the lower-case form of every matching value."""
     if predicate.op not in (Op.EQ, Op.IN, Op.STARTS_WITH):
         return TRUE
-    if (predicate.kind, predicate.transform) != ("string", IDENTITY):  # of other functions, values say nothing
+    if (predicate.kind, predicate.transform) != ("string", IDENTITY):  # values of other transforms are unrelated
         return TRUE
     values = sorted({lowered(str(value)) for value in predicate.values})
     op = Op.EQ if predicate.op is Op.IN and len(values) == 1 else predicate.op
     return replace(predicate, op=op, column_id=term.field_id or 0, name=term.name, values=tuple(values))
 
 
-def _useful(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
-    """TRUE in place of one about which its index knows nothing."""
+def _supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
+    """The predicate, or TRUE if its index does not support it."""
     return predicate if KINDS[by_field[predicate.column_id].kind].supports(predicate) else TRUE
 
 
 def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
-    """For each term a predicate that every matching row satisfies and that lists its values; None where one lacks."""
+    """For each term, a predicate that lists its values and that every matching row satisfies; None if a term has
+    none.
+    """
     listed = bound.children if isinstance(bound, And) else (bound,)
-    found: list[Bound] = []
+    equalities: list[Bound] = []
     combinations = 1
     for term in definition.terms:
-        mine = [
-            one
-            for one in listed
-            if isinstance(one, Bound)
-            and one.op in (Op.EQ, Op.IN)
-            and (one.column_id, one.transform) == (term.column_id, term.transform)
-            and _is_of(one, term)
+        candidates = [
+            child
+            for child in listed
+            if isinstance(child, Bound)
+            and child.op in (Op.EQ, Op.IN)
+            and (child.column_id, child.transform) == (term.column_id, term.transform)
+            and _has_values_of(child, term)
         ]
-        if not mine:
+        if not candidates:
             return None
-        fewest = min(mine, key=lambda one: len(one.values))
-        found.append(fewest)
+        fewest = min(candidates, key=lambda predicate: len(predicate.values))
+        equalities.append(fewest)
         combinations *= len(fewest.values)
-    return tuple(found) if combinations <= COMBINATIONS_MAX else None
+    return tuple(equalities) if combinations <= COMBINATIONS_MAX else None

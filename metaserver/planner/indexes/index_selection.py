@@ -1,8 +1,8 @@
-"""What a plan may ask of a table's indexes, made ready before it prunes.
+"""Selects and loads the index files that a plan may use, before it prunes.
 
-The rule it keeps: a plan never waits for an index longer than it was told to, and never fails for one. Index files that
-are not in memory are fetched; those that come too late serve the next plan. What was not there, this plan did not use,
-and it says so, so that it is not kept.
+A plan waits for index files at most `wait_s`, and never fails because of an index. Index files that are not in memory
+are fetched; a file that arrives too late serves the next plan. A plan that missed an index file is marked incomplete,
+so that it is not cached.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _DEFINITIONS_KEPT = 1000
 log = structlog.get_logger()
 
 
-class _Answer(NamedTuple):
-    """Of an index file that is not here: what it said, uint8[files], by what was asked."""
+class _RemoteHits(NamedTuple):
+    """Results of an index file that is read remotely: uint8[files] by predicate key."""
 
-    cold: ColdIndex
+    remote: ColdIndex
     hits: dict[object, Flags]
 
 
 def _result(task: asyncio.Task[T | None]) -> T | None:
-    """None of a task that is not done. An error is nobody's damage but a fault of ours, and none of the plan's."""
+    """None for a task that is not done. An unexpected error is logged and does not fail the plan."""
     if not task.done() or task.cancelled():
         return None
     error = task.exception()
@@ -58,7 +58,9 @@ def _result(task: asyncio.Task[T | None]) -> T | None:
 
 
 class IndexSelection:
-    """Belongs to one event loop. `wait_s`: how long a plan waits for index files that have to be fetched."""
+    """Selects index files for plans. Belongs to one event loop. `wait_s`: how long a plan waits for index files,
+    seconds.
+    """
 
     def __init__(self, indexes: Indexes, usage: Usage, clock: Clock, *, wait_s: float) -> None:
         self._indexes = indexes
@@ -66,71 +68,75 @@ class IndexSelection:
         self._clock = clock
         self._wait_s = wait_s
         self._definitions: OrderedDict[tuple[object, ...], tuple[object, Definitions]] = OrderedDict()
-        """With the schemas that they were read by: tables that were registered from one metadata file have one uuid,
-        and may have gone different ways since."""
+        """Each with the schemas that it was read with: tables registered from one metadata file share a UUID and may
+        evolve differently.
+        """
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
-        """Those that plans of the table may use: enabled, where there is any index file at all."""
+        """The definitions that plans of the table may use: the enabled ones, if the table has any index file."""
         if entry is None or entry.index_version == 0:
             return ()
-        # Not by the metadata file's location: thousands of commits change nothing about definitions.
+        # The key omits the metadata file's location, because most commits do not change definitions.
         texts = tuple(item for item in metadata.properties.items() if item[0].startswith(PREFIX))
         if not texts:
             return ()
         key = (metadata.table_uuid, metadata.current_schema_id, texts)
-        kept = self._definitions.get(key)
-        if kept is None or kept[0] != metadata.schemas:
-            kept = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
+        cached = self._definitions.get(key)
+        if cached is None or cached[0] != metadata.schemas:
+            cached = self._definitions[key] = (metadata.schemas, read_definitions(metadata))
             if len(self._definitions) > _DEFINITIONS_KEPT:
                 self._definitions.popitem(last=False)
-        return kept[1].enabled
+        return cached[1].enabled
 
     async def prepare(
-        self, view: TableView, question: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
+        self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """None where no index can narrow anything. Never raises."""
-        projected = await self._projected(question, definitions)
-        if projected is None:
+        """None if no index can prune. Never raises."""
+        projection = await self._project(bound_scan, definitions)
+        if projection is None:
             return None
         listed = await self._listed(entry)
         if listed is None:
             return None
-        wanted = {definition.id: listed.live(definition.id) for definition in projected.definitions}
-        files = [file for some in wanted.values() for file in some]
+        listed_files = {definition.id: listed.live(definition.id) for definition in projection.definitions}
+        files = [file for of_definition in listed_files.values() for file in of_definition]
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        opened, asked = await self._opened(projected, files, until_s)
-        usable: dict[str, IndexFileRef] = {**{location: one.cold for location, one in asked.items()}, **opened}
+        opened, remote_hits = await self._opened(projection, files, until_s)
+        usable: dict[str, IndexFileRef] = {
+            **{location: hits.remote for location, hits in remote_hits.items()},
+            **opened,
+        }
         described = {
-            definition_id: [usable[file.location] for file in some if file.location in usable]
-            for definition_id, some in wanted.items()
+            definition_id: [usable[file.location] for file in of_definition if file.location in usable]
+            for definition_id, of_definition in listed_files.items()
         }
         coverage = await coverages(view, described)
-        answers: dict[object, dict[str, Flags]] = {}
-        for location, one in asked.items():
-            for key, hits in one.hits.items():
-                answers.setdefault(key, {})[location] = hits
-        late = any(file.location not in usable and not self._indexes.is_beyond_us(file) for file in files)
-        # Of index files that are asked from afar, none is asked for the keys of joins: once they are here, they are.
-        by_keys = {demand.definition.id for demand in projected.demands}
-        late = late or any(file.location in asked and file.definition in by_keys for file in files)
-        afar = {location: one.cold for location, one in asked.items()}
-        return Probe(view, projected, coverage, opened, answers, afar, files, until_s, late)
+        hits_by_key: dict[object, dict[str, Flags]] = {}
+        for location, of_file in remote_hits.items():
+            for key, hits in of_file.hits.items():
+                hits_by_key.setdefault(key, {})[location] = hits
+        late = any(file.location not in usable and not self._indexes.is_unsupported(file) for file in files)
+        # Remote index files are not probed with the keys of joins; once they are in memory, they are.
+        by_keys = {predicate.definition.id for predicate in projection.key_set_predicates}
+        late = late or any(file.location in remote_hits and file.definition in by_keys for file in files)
+        remote_indexes = {location: hits.remote for location, hits in remote_hits.items()}
+        return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, late)
 
-    def settle(self, probe: Probe, entry: Entry) -> None:
-        """After a plan: counts what indexes were good for, and has those looked at that broke, behind its back."""
+    def record(self, probe: Probe, entry: Entry) -> None:
+        """Records, after a plan, the usage of indexes, and schedules a check of index files that proved damaged."""
         now_ms = self._clock.now_ms()
-        for definition_id, (asked, removed) in probe.asked.items():
-            self._usage.note(entry.uuid, definition_id, files_in=asked, files_removed=removed, now_ms=now_ms)
+        for definition_id, (files_in, removed) in probe.counts.items():
+            self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
         for file in probe.listed:
             if file.location in probe.damaged:
-                self._indexes.suspect_soon([file], probe.damaged[file.location])
+                self._indexes.schedule_verification([file], probe.damaged[file.location])
 
-    async def _projected(self, question: BoundScan, definitions: Sequence[IndexDefinition]) -> IndexProjection | None:
-        if question.is_long:
-            return await asyncio.to_thread(project, question.bound, definitions, question.dynamic_filters)
-        return project(question.bound, definitions)
+    async def _project(self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]) -> IndexProjection | None:
+        if bound_scan.is_long:
+            return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
+        return project(bound_scan.bound, definitions)
 
     async def _listed(self, entry: Entry) -> IndexFiles | None:
         try:
@@ -140,67 +146,76 @@ class IndexSelection:
             return None
 
     async def _opened(
-        self, projected: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
-    ) -> tuple[dict[str, OpenIndex], dict[str, _Answer]]:
-        """By location, those that are there in time, and those that were asked from afar; the others are on their
-        way."""
+        self, projection: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
+    ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
+        """(opened index files that are in memory in time, results of index files that were read remotely), by location.
+
+        The other files are still being fetched.
+        """
         opened: dict[str, OpenIndex] = {}
         absent: list[RegisteredIndexFile] = []
         for file in files:
-            held = self._indexes.held(file)
-            if held is None:
+            opened_index = self._indexes.in_memory(file)
+            if opened_index is None:
                 absent.append(file)
             else:
-                opened[file.location] = held
+                opened[file.location] = opened_index
         if not absent:
             return opened, {}
-        large = [file for file in absent if self._indexes.has_cold_door(file)]
-        fresh = not all(self._indexes.is_coming(file) for file in large)
+        large = [file for file in absent if self._indexes.supports_remote_reads(file)]
+        fresh = not all(self._indexes.is_being_fetched(file) for file in large)
         tasks = {file.location: self._indexes.fetch(file) for file in absent}
-        if fresh:  # the local disk may have them, which takes no time
+        if fresh:  # the local disk may have them, which takes little time
             await asyncio.wait(tasks.values(), timeout=min(DISK_S, self._wait_s))
-        asking = {
-            file.location: asyncio.create_task(self._ask(projected, file), name="ask-index")
+        remote_reads = {
+            file.location: asyncio.create_task(self._read_remotely(projection, file), name="read-index-remotely")
             for file in large
             if not tasks[file.location].done()
         }
-        awaited = [task for location, task in tasks.items() if location not in asking]
-        await asyncio.wait([*awaited, *asking.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
-        asked = {location: said for location, task in asking.items() if (said := _result(task)) is not None}
-        for task in asking.values():
+        awaited = [task for location, task in tasks.items() if location not in remote_reads]
+        await asyncio.wait([*awaited, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
+        remote_hits = {location: hits for location, task in remote_reads.items() if (hits := _result(task)) is not None}
+        for task in remote_reads.values():
             task.cancel()
-        if unsaid := [tasks[location] for location in asking if location not in asked]:
-            await asyncio.wait(unsaid, timeout=max(0.0, until_s - self._clock.monotonic()))
-        opened |= {location: found for location, task in tasks.items() if (found := _result(task)) is not None}
-        return opened, {location: one for location, one in asked.items() if location not in opened}
+        if unanswered := [tasks[location] for location in remote_reads if location not in remote_hits]:
+            await asyncio.wait(unanswered, timeout=max(0.0, until_s - self._clock.monotonic()))
+        opened |= {location: index for location, task in tasks.items() if (index := _result(task)) is not None}
+        return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
 
-    async def _ask(self, projected: IndexProjection, file: RegisteredIndexFile) -> _Answer | None:
-        """What a large index file says of all that it is asked in this plan; None where not all is said."""
-        asked = projected.asked_of(file.definition)
-        values = sum(len(predicate.values) for one in asked for predicate in one.predicates)
+    async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
+        """The results of a large index file for all predicates of the plan; None if it cannot evaluate all of them."""
+        predicates = projection.predicates_for(file.definition)
+        values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
         if values > KINDS[file.kind].remote_values_max:
             return None
-        questions = {one.key: question for one in asked if (question := one.question()) is not None}
+        questions = {
+            predicate.key: question for predicate in predicates if (question := predicate.question()) is not None
+        }
 
-        async def ask(cold: ColdIndex) -> _Answer | None:
-            found = await asyncio.gather(*map(cold.ask, questions.values()))
-            hits: dict[object, Flags] = {key: one for key, one in zip(questions, found, strict=True) if one is not None}
-            return _Answer(cold, hits) if len(hits) == len(questions) else None
+        async def ask(index: ColdIndex) -> _RemoteHits | None:
+            results = await asyncio.gather(*map(index.ask, questions.values()))
+            hits: dict[object, Flags] = {
+                key: result for key, result in zip(questions, results, strict=True) if result is not None
+            }
+            return _RemoteHits(index, hits) if len(hits) == len(questions) else None
 
-        return await self._indexes.by_range(file, ask)
+        return await self._indexes.read_remotely(file, ask)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Whether there is more to tell now of the rows of files that a plan wanted to know of, in bitmap indexes that
-        are not here."""
-        wanted = {location: sorted(files) for location, files in probe.wanted.items()}
-        if sum(map(len, wanted.values())) > RANGES_MAX:
+        """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes. Whether it loaded
+        any.
+        """
+        missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
+        if sum(map(len, missing.values())) > RANGES_MAX:
             return False
         tasks = [
             asyncio.create_task(
-                self._indexes.by_range(file, partial(_load_rows, probe.afar[file.location], wanted[file.location]))
+                self._indexes.read_remotely(
+                    file, partial(_load_rows, probe.remote[file.location], missing[file.location])
+                )
             )
             for file in probe.listed
-            if file.location in wanted
+            if file.location in missing
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
         loaded = [_result(task) for task in tasks]
@@ -209,5 +224,5 @@ class IndexSelection:
         return any(loaded)
 
 
-async def _load_rows(afar: ColdIndex, files: Sequence[int], _: ColdIndex) -> bool | None:
-    return await afar.bitmap.load_rows(files) or None
+async def _load_rows(index: ColdIndex, files: Sequence[int], _: ColdIndex) -> bool | None:
+    return await index.bitmap.load_rows(files) or None

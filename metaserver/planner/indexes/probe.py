@@ -1,12 +1,12 @@
-"""Pruning by indexes: which files of a view hold no row that matches, as bloom filters, bitmaps and record keys tell.
+"""Pruning by indexes: removes the files of a view in which bloom filters, bitmaps or record keys rule out a match.
 
-The rules it keeps. A file leaves only when an index that describes this very file (by its identity, `hashing.file_ids`)
-proves that no row of it matches, in the meaning of any client (`meaning.py`). Files that no index describes stay; so do
-all files where an index is damaged, of another type of keys, or has no time left. Deletes only shrink what matches, so
-an index knows nothing of them. What is asked of an index is told by `projected.py`.
+A file is removed only if an index that describes this file (by its identity, `hashing.file_ids`) proves that no row
+matches for any client (`semantics.py`). Files without an index stay; so do all files if an index is damaged, has keys
+of another type, or if the time budget is over. Indexes ignore deletes, which only remove matches. `index_predicates.py`
+decides which index evaluates which predicate.
 
-Within a file, bitmaps are exact by row: a conjunction of predicates that are each true of some row of a file, but never
-of the same, leaves the file out. That comes last, file by file, for files that are left.
+Bitmaps are exact by row within a file: a conjunction of predicates that each match some row of a file, but never the
+same row, removes the file. This step is last, and runs file by file on the files that are left.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ from metaserver.store.port import RegisteredIndexFile
 
 @dataclass
 class Probe:
-    """What one plan asks of indexes. `coverage` by definition id, `opened` by location.
+    """Applies indexes to one plan. `coverage` is by definition id, `opened` by location.
 
-    An index file that is not in `opened` is as if it were not there. `damaged` gains those that a question broke on.
+    An index file that is not in `opened` is ignored. `damaged` collects the reasons of files on which a probe failed.
     """
 
     view: TableView
-    projected: IndexProjection
+    projection: IndexProjection
     coverage: Mapping[str, Coverage]
     opened: Mapping[str, OpenIndex]
-    cold: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
-    """Answers of index files that are not here, by what was asked (`IndexPredicate.key`) and location."""
-    afar: Mapping[str, ColdIndex] = field(default_factory=dict)
-    """These index files, by location."""
+    remote_hits: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
+    """Results of index files that are read remotely, by `IndexPredicate.key` and location."""
+    remote: Mapping[str, ColdIndex] = field(default_factory=dict)
+    """The remote index files, by location."""
     listed: Sequence[RegisteredIndexFile] = ()
     """All index files that the plan might use."""
     until_s: float = 0.0
-    """So long, in monotonic time, the plan may wait for index files."""
+    """Until when, in monotonic seconds, the plan may wait for index files."""
     late: bool = False
-    """Whether an index file was not there in time."""
+    """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
-    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By definition id: files that it was asked about, and those that it removed. Without what rows tell."""
-    wanted: dict[str, set[int]] = field(default_factory=dict)
-    """By location, numbers of data files whose rows a bitmap index that is not here could have told."""
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By definition id: files before the index and files that it removed, without pruning by rows."""
+    missing_rows: dict[str, set[int]] = field(default_factory=dict)
+    """By location, the data files whose rows a bitmap index has, but not in memory."""
     _counted: set[object] = field(default_factory=set)
     _kept: dict[object, Flags | None] = field(default_factory=dict)
     _questions: dict[object, Question | None] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        """Whether another plan, made now, would find no more."""
-        return not self.late and not self.damaged and not self.wanted
+        """Whether a later plan would not remove more files."""
+        return not self.late and not self.damaged and not self.missing_rows
 
-    def again(self) -> None:
-        """Before the plan is made once more, of what is known by now."""
-        self.asked.clear()
-        self.wanted.clear()
+    def reset(self) -> None:
+        """Resets the counts before the plan runs again with more of the indexes loaded."""
+        self.counts.clear()
+        self.missing_rows.clear()
         self._counted.clear()
 
     def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-        """What narrows a selection, by name, the cheapest first."""
-        used = {definition.kind for definition in self.projected.definitions}
+        """The steps that narrow a selection, with their names, the cheapest first."""
+        used = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
             if kind in used:
@@ -90,22 +90,25 @@ class Probe:
 
     @property
     def used(self) -> tuple[IndexUse, ...]:
-        """So far, one for each index that was asked."""
-        by_id = {definition.id: definition for definition in self.projected.definitions}
+        """The use of each index so far."""
+        by_id = {definition.id: definition for definition in self.projection.definitions}
         return tuple(
-            IndexUse(by_id[one].name, by_id[one].kind, asked, removed) for one, (asked, removed) in self.asked.items()
+            IndexUse(by_id[key].name, by_id[key].kind, files_in, removed)
+            for key, (files_in, removed) in self.counts.items()
         )
 
     def narrow(self, selection: Selection, kinds: frozenset[str], expired: Expired) -> None:
-        """By all indexes of these kinds: of those that went before, too, because either side of an `or` may need
-        another."""
-        self._narrow(selection, self.projected.expression, kinds, expired)
-        for definition, equalities in self.projected.composite:
+        """Narrows by all indexes of these kinds.
+
+        These include the kinds of earlier steps, because the sides of a disjunction may need different kinds.
+        """
+        self._narrow(selection, self.projection.expression, kinds, expired)
+        for definition, equalities in self.projection.composite:
             if definition.kind in kinds and not expired():
                 self._intersect(selection, IndexPredicate(definition, equalities), expired)
-        for demand in self.projected.demands:
-            if demand.definition.kind in kinds and not expired():
-                self._intersect(selection, demand, expired)
+        for predicate in self.projection.key_set_predicates:
+            if predicate.definition.kind in kinds and not expired():
+                self._intersect(selection, predicate, expired)
 
     def _narrow(self, selection: Selection, expression: Expression, kinds: frozenset[str], expired: Expired) -> None:
         match expression:
@@ -113,43 +116,46 @@ class Probe:
                 for child in children:
                     self._narrow(selection, child, kinds, expired)
             case Or(children):
-                if not all(self._says_something(child, kinds) for child in children):
+                if not all(self._can_prune(child, kinds) for child in children):
                     return
                 ways = (partial(self._narrow, expression=child, kinds=kinds, expired=expired) for child in children)
                 narrow_to_any(selection, ways, expired)
             case Bound():
-                definition = self.projected.by_field[expression.column_id]
+                definition = self.projection.by_field[expression.column_id]
                 if definition.kind in kinds and not expired():
                     self._intersect(selection, IndexPredicate(definition, (expression,)), expired)
 
-    def _says_something(self, expression: Expression, kinds: frozenset[str]) -> bool:
-        return any(self.projected.by_field[one.column_id].kind in kinds for one in predicates_of(expression))
+    def _can_prune(self, expression: Expression, kinds: frozenset[str]) -> bool:
+        return any(
+            self.projection.by_field[predicate.column_id].kind in kinds for predicate in predicates_of(expression)
+        )
 
-    def _intersect(self, selection: Selection, asked: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
-        definition_id, key = asked.definition.id, asked.key
+    def _intersect(self, selection: Selection, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
+        definition_id, key = predicate.definition.id, predicate.key
         if key not in self._kept:
-            self._kept[key] = self._kept_by(asked, expired)
+            self._kept[key] = self._kept_by(predicate, expired)
         kept = self._kept[key]
         first = key not in self._counted
         self._counted.add(key)
         if kept is not None:
             before = selection.count()
             selection.intersect(kept)
-            files, removed = self.asked.get(definition_id, (0, 0))
-            # A later stage, of more kinds, applies it once more, and asks nothing.
-            self.asked[definition_id] = files + before * first, removed + before - selection.count()
+            files, removed = self.counts.get(definition_id, (0, 0))
+            # A later step, which includes this kind, applies the result again without a probe.
+            self.counts[definition_id] = files + before * first, removed + before - selection.count()
 
-    def _kept_by(self, asked: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
-        """uint8[rows of the view]: 1 where no index describes the file, or one says that it may match, or there was no
-        time to ask it."""
-        coverage, question = self.coverage.get(asked.definition.id), self._question(asked)
+    def _kept_by(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
+        """uint8[rows of the view]: 1 for files that the index does not describe, that may match, or that it had no time
+        for.
+        """
+        coverage, question = self.coverage.get(predicate.definition.id), self._question(predicate)
         if coverage is None or question is None:
             return None
         kept = coverage.uncovered.copy()
-        answers = self.cold.get(asked.key, {})
+        remote_hits = self.remote_hits.get(predicate.key, {})
         for part in coverage.parts:
             index = self.opened.get(part.location)
-            hits = answers.get(part.location)
+            hits = remote_hits.get(part.location)
             if index is not None and part.location not in self.damaged and not expired():
                 try:
                     hits = question.of(index.index)
@@ -159,31 +165,35 @@ class Probe:
             kept[rows[rows >= 0]] = 1
         return kept
 
-    def _question(self, asked: IndexPredicate | KeySetPredicate) -> Question | None:
-        if asked.key not in self._questions:
-            self._questions[asked.key] = asked.question()
-        return self._questions[asked.key]
+    def _question(self, predicate: IndexPredicate | KeySetPredicate) -> Question | None:
+        if predicate.key not in self._questions:
+            self._questions[predicate.key] = predicate.question()
+        return self._questions[predicate.key]
 
     # By row
 
     @property
     def by_row(self) -> bool:
-        """Whether rows can tell more than files: some conjunction asks two bitmaps."""
-        asked = any(map(self._is_bitmap, predicates_of(self.projected.expression)))
-        return asked + len(self._by_key) > 1 or _conjoins(self.projected.expression, self._is_bitmap)
+        """Whether rows can prune more than files: some conjunction has predicates on two bitmap indexes."""
+        has_bitmap = any(map(self._is_bitmap, predicates_of(self.projection.expression)))
+        return has_bitmap + len(self._bitmap_key_sets) > 1 or _conjoins(self.projection.expression, self._is_bitmap)
 
     @property
-    def _by_key(self) -> list[KeySetPredicate]:
-        return [one for one in self.projected.demands if KINDS[one.definition.kind].answers_rows]
+    def _bitmap_key_sets(self) -> list[KeySetPredicate]:
+        return [
+            predicate
+            for predicate in self.projection.key_set_predicates
+            if KINDS[predicate.definition.kind].answers_rows
+        ]
 
     def _is_bitmap(self, predicate: Bound) -> bool:
-        return KINDS[self.projected.by_field[predicate.column_id].kind].answers_rows
+        return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
-        """File by file: leaves out those of which no row is in all bitmaps."""
+        """Removes, file by file, the files of which no row is in all bitmaps."""
         kept = np.ones(self.view.rows, dtype=np.uint8)
         conjuncts, rest = self._conjuncts()
-        for row in selection.places().tolist():
+        for row in selection.positions().tolist():
             if expired():
                 break
             if not has_row(conjuncts, row, partial(self._rows, rest, row)):
@@ -191,8 +201,8 @@ class Probe:
         selection.intersect(kept)
 
     def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
-        """What is asked of bitmaps that are here as keys that are wanted, the narrowest first; and what else."""
-        expression = self.projected.expression
+        """(key sets that bitmaps in memory look up, the narrowest first, the rest of the expression)."""
+        expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
         wanted: list[tuple[IndexDefinition, WantedKeys]] = []
         rest: list[Expression] = []
@@ -201,24 +211,26 @@ class Probe:
             if keys is None or not isinstance(child, Bound):
                 rest.append(child)
             else:
-                wanted.append((self.projected.by_field[child.column_id], keys))
-                if not self._is_here(wanted[-1][0]):  # of those afar, `_rows` knows which to fetch
+                wanted.append((self.projection.by_field[child.column_id], keys))
+                if not self._is_in_memory(wanted[-1][0]):  # for remote indexes, `_rows` determines which rows to load
                     rest.append(child)
-        wanted += [(demand.definition, demand.dynamic_filters.keys) for demand in self._by_key]
+        wanted += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         found = [
             Conjunct(keys, self.coverage[definition.id], self.opened, self.damaged)
             for definition, keys in wanted
             if definition.id in self.coverage
         ]
-        return sorted((one for one in found if one.tells), key=lambda one: one.share), all_of(*rest)
+        return sorted(
+            (conjunct for conjunct in found if conjunct.can_prune), key=lambda conjunct: conjunct.share
+        ), all_of(*rest)
 
-    def _is_here(self, definition: IndexDefinition) -> bool:
+    def _is_in_memory(self, definition: IndexDefinition) -> bool:
         coverage = self.coverage.get(definition.id)
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
     def _wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """Codes that a predicate asks for, where it asks for nothing else."""
-        question = self._question(IndexPredicate(self.projected.by_field[predicate.column_id], (predicate,)))
+        """The codes that match a predicate, if these alone match."""
+        question = self._question(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(question, BitmapQuestion):
             return None
         ranges = question.ranges
@@ -231,7 +243,7 @@ class Probe:
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _rows(self, expression: Expression, row: int) -> Bits | None:
-        """Rows of the file that may match; None: any."""
+        """Rows of the file that may match; None for all."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
@@ -255,11 +267,11 @@ class Probe:
         return None
 
     def _rows_of(self, predicate: Bound, row: int) -> Bits | None:
-        asked = IndexPredicate(self.projected.by_field[predicate.column_id], (predicate,))
-        question = self._question(asked)
+        predicate_of_index = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
+        question = self._question(predicate_of_index)
         if not isinstance(question, BitmapQuestion):
             return None
-        found = self._place(asked, row)
+        found = self._place(predicate_of_index, row)
         if found is None:
             return None
         location, file, bitmap = found
@@ -269,41 +281,44 @@ class Probe:
             self.damaged[location] = str(error)
             return None
 
-    def _place(self, asked: IndexPredicate, row: int) -> tuple[str, int, Bitmap] | None:
-        """The index file that describes a file, its number there, and the bitmaps, which are of as many rows."""
-        coverage = self.coverage.get(asked.definition.id)
+    def _place(self, predicate: IndexPredicate, row: int) -> tuple[str, int, Bitmap] | None:
+        """(location of the index file that describes the file, index of the file in it, its bitmaps).
+
+        None if there is none, or if its bitmaps are of another number of rows.
+        """
+        coverage = self.coverage.get(predicate.definition.id)
         found = None if coverage is None else coverage.file_at(row)
         bitmap = None if found is None else self._bitmap_of(*found)
         if found is None or bitmap is None:
             return None
         location, file = found
-        records = (self.opened.get(location) or self.afar[location]).files.records[file]
+        records = (self.opened.get(location) or self.remote[location]).files.records[file]
         try:
             if bitmap.section(file).rows != records:
-                raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
+                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.section(file).rows}")
         except ValueError as error:
             self.damaged[location] = str(error)
             return None
         return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
-        """One that can be asked for the rows of this file of it."""
-        index, afar = self.opened.get(location), self.afar.get(location)
+        """The bitmaps that can return the rows of this data file."""
+        index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
             return None
         if index is not None:
             assert isinstance(index.index, Bitmap)
             return index.index
-        if afar is None:
+        if remote is None:
             return None
-        if afar.bitmap.has_rows(file):
-            return afar.bitmap.bitmap
-        self.wanted.setdefault(location, set()).add(file)
+        if remote.bitmap.has_rows(file):
+            return remote.bitmap.bitmap
+        self.missing_rows.setdefault(location, set()).add(file)
         return None
 
 
 def _conjoins(expression: Expression, is_bitmap: Callable[[Bound], bool]) -> bool:
     if isinstance(expression, And):
-        asked = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
-        return len(asked) > 1 or any(_conjoins(child, is_bitmap) for child in asked)
+        with_bitmaps = [child for child in expression.children if any(map(is_bitmap, predicates_of(child)))]
+        return len(with_bitmaps) > 1 or any(_conjoins(child, is_bitmap) for child in with_bitmaps)
     return isinstance(expression, Or) and any(_conjoins(child, is_bitmap) for child in expression.children)

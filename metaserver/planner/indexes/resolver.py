@@ -1,7 +1,7 @@
-"""Index files for lookups: those of one definition, here or afar, and what they describe of a view.
+"""Resolves index files for lookups: the files of one definition, in memory or remote, and what they cover of a view.
 
-The rule it keeps: a lookup waits for index files as long as it takes, but not for a large one that can be asked by a
-few range reads, while that is fetched for those who ask next.
+A lookup waits until its index files are loaded, except for a large one that a few range reads can answer: this one is
+fetched in the background for later lookups.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from metaserver.store.port import Entry, RegisteredIndexFile
 
 
 class RemoteRows(NamedTuple):
-    """What a record index that is not here said of the keys of a lookup."""
+    """The result of a record index that was read remotely, for the keys of a lookup."""
 
     location: str
     files: FilesTable
@@ -32,16 +32,16 @@ class RemoteRows(NamedTuple):
 
 
 class RecordIndex(NamedTuple):
-    """`opened` and `asked` by location."""
+    """The index files of a record index, `opened` or read remotely (`remote`), by location."""
 
     coverage: Coverage
     opened: Mapping[str, OpenIndex]
-    asked: Mapping[str, RemoteRows]
+    remote: Mapping[str, RemoteRows]
 
 
 @dataclass(frozen=True)
 class BitmapIndex:
-    """A bitmap index of one term: what it describes of a view, and its files by location."""
+    """A bitmap index of one term: its coverage of a view, and its files by location."""
 
     definition: IndexDefinition
     coverage: Coverage
@@ -49,7 +49,7 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """None where it cannot be used any more."""
+        """None if the index file can no longer be used."""
         found = self.files.get(location)
         if found is None:
             return None
@@ -59,7 +59,7 @@ class BitmapIndex:
 
 
 class IndexResolver:
-    """Belongs to one event loop."""
+    """Resolves index files. Belongs to one event loop."""
 
     def __init__(self, indexes: Indexes) -> None:
         self._indexes = indexes
@@ -67,59 +67,63 @@ class IndexResolver:
     async def records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
-        """To look for keys. `hashes`, their halves, where these are few: then index files may be asked from afar."""
+        """Index files in which to look up keys. `hashes`: the halves of the keys' hashes if these are few enough for
+        remote reads, otherwise None.
+        """
 
-        async def ask(cold: ColdIndex) -> RemoteRows | None:
-            found = None if hashes is None else await cold.record.rows(*hashes)
-            return None if found is None else RemoteRows(cold.location, cold.files, found)
+        async def ask(index: ColdIndex) -> RemoteRows | None:
+            found = None if hashes is None else await index.record.rows(*hashes)
+            return None if found is None else RemoteRows(index.location, index.files, found)
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         if hashes is None:
             ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, listed))
         else:
             ready = await asyncio.gather(*(self._indexes.ready(file, ask) for file in listed))
-        usable = [one for one in ready if one is not None]
+        usable = [result for result in ready if result is not None]
         coverage = (await coverages(view, {definition.id: usable}))[definition.id]
-        opened = {one.location: one for one in usable if isinstance(one, OpenIndex)}
-        return RecordIndex(coverage, opened, {one.location: one for one in usable if isinstance(one, RemoteRows)})
+        opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
+        return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
     async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """To ask for rows of files, which `load` makes ready."""
+        """Bitmap index files, whose rows `load` loads."""
 
-        async def ask(cold: ColdIndex) -> ColdIndex:
-            return cold
+        async def ask(index: ColdIndex) -> ColdIndex:
+            return index
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         ready = await asyncio.gather(*(self._indexes.ready(file, ask) for file in listed))
-        usable = [one for one in ready if one is not None]
+        usable = [index for index in ready if index is not None]
         coverage = (await coverages(view, {definition.id: usable}))[definition.id]
-        files = {one.location: one for one in usable}
+        files = {index.location: index for index in usable}
         return BitmapIndex(definition, coverage, files, {file.location: file for file in listed})
 
     async def load(self, index: BitmapIndex, places: Iterable[int]) -> None:
-        """So that the index can be asked for the rows of the data files at these places among all of the view. What
-        cannot be had by range is waited for; what cannot be used is left out of `files`."""
-        wanted: dict[str, list[int]] = {}
+        """Loads the rows of the data files at these rows of the view.
+
+        Waits for index files that cannot be read by range; removes from `files` those that cannot be used.
+        """
+        missing: dict[str, list[int]] = {}
         for place in places:
-            found = index.coverage.file_at(place)
-            if found is not None and isinstance(index.files.get(found[0]), ColdIndex):
-                wanted.setdefault(found[0], []).append(found[1])
-        await asyncio.gather(*(self._load(index, location, files) for location, files in wanted.items()))
+            position = index.coverage.file_at(place)
+            if position is not None and isinstance(index.files.get(position[0]), ColdIndex):
+                missing.setdefault(position[0], []).append(position[1])
+        await asyncio.gather(*(self._load(index, location, files) for location, files in missing.items()))
 
     async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
-        file, cold = index.listed[location], index.files.pop(location)
-        assert isinstance(cold, ColdIndex)
+        file, remote = index.listed[location], index.files.pop(location)
+        assert isinstance(remote, ColdIndex)
 
         async def load(_: ColdIndex) -> ColdIndex | None:
-            return cold if await cold.bitmap.load_rows(files) else None
+            return remote if await remote.bitmap.load_rows(files) else None
 
         ready = await self._indexes.ready(file, load)
         if ready is not None:
             index.files[location] = ready
 
-    async def suspect(self, entry: Entry, damaged: Mapping[str, str]) -> None:
-        """Has index files looked at on which a question broke. Never raises."""
+    async def verify_sources(self, entry: Entry, damaged: Mapping[str, str]) -> None:
+        """Schedules a check of damaged index files. Never raises."""
         if damaged:
             listed = await self._indexes.registry.files(entry)
             files = [file for file in listed.files if file.location in damaged]
-            await self._indexes.suspect(files, "; ".join(damaged.values()))
+            await self._indexes.verify_source(files, "; ".join(damaged.values()))

@@ -1,8 +1,7 @@
-"""Whether one row of a file satisfies several predicates at once, as bitmap indexes tell: of many files, one by one.
+"""Row intersection: whether a single row of a file satisfies several predicates, according to bitmap indexes.
 
-All that does not depend on the file is made ready before: the wanted keys as tables, and whom to ask of which file.
-What is asked of columns that lie ready for it is asked together (`_rows.pyx`), the narrowest first, and the first row
-that is left answers.
+Everything independent of the file is prepared before: the tables of keys, and the index file for each data file.
+Columns that a kernel can read are intersected together (`_rows.pyx`), the narrowest first, up to the first row left.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from metaserver.index.kernels._rows import Column
 
 COLUMNS_MAX = 32
-"""That `any_row` takes at once; without the others, which are the widest, it keeps a file at worst."""
+"""The number of columns that `any_row` accepts. Omitting the widest columns beyond it can only keep more files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """An index file that can tell."""
+    """An index file that can evaluate a conjunct."""
 
     location: str
     bitmap: Bitmap
@@ -36,7 +35,7 @@ class _Part:
 
 
 class Conjunct:
-    """Wanted keys of one index, the index files that can be asked for them, and which of these is of which file."""
+    """The keys of one conjunct, the index files that can evaluate it, and which of them describes which data file."""
 
     def __init__(
         self,
@@ -45,16 +44,16 @@ class Conjunct:
         opened: Mapping[str, OpenIndex],
         damaged: dict[str, str],
     ) -> None:
-        """Index files that break are named in `damaged`, and asked no more."""
+        """Damaged index files are added to `damaged`, and not used again."""
         self._keys = keys
         self._damaged = damaged
         self.parts = [self._part(part.location, opened) for part in coverage.parts]
         self._part_of, self._file_of = (places.tolist() for places in coverage.places)
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
-        """Which part of the keys that there are is wanted, about."""
+        """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
-        """None where it cannot be asked, or says nothing: where all that it holds is wanted."""
+        """None if the index file cannot be used, or if the conjunct selects all of its keys."""
         index = opened.get(location)
         if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
             return None
@@ -67,64 +66,67 @@ class Conjunct:
             return None
 
     @property
-    def tells(self) -> bool:
+    def can_prune(self) -> bool:
         return any(part is not None for part in self.parts)
 
     def of(self, row: int) -> tuple[_Part, int] | None:
-        """Who tells of a file, and its number there."""
+        """The index file that describes the file at this row, and the index of the file in it."""
         place = self._part_of[row]
         part = None if place < 0 else self.parts[place]
         return None if part is None else (part, self._file_of[row])
 
     def column(self, part: _Part, file: int) -> Column | None:
-        """As `Bitmap.column`. ValueError for damage, and for a file of another length."""
+        """The column of a file, as `Bitmap.column`. ValueError if it is damaged or of another number of rows."""
         if part.bitmap.section(file).rows != part.records[file]:
-            raise ValueError(f"file {file} has {part.records[file]} rows; its bitmap is of others")
+            raise ValueError(
+                f"file {file} has {part.records[file]} rows, but its bitmap has {part.bitmap.section(file).rows}"
+            )
         table = self._keys.table
         return None if table is None else part.bitmap.column(file, table)
 
     def rows(self, part: _Part, file: int, among: Bits | None) -> Bits:
         return part.bitmap.rows_with_keys(file, self._keys, among)
 
-    def breaks(self, part: _Part, reason: str) -> None:
+    def mark_damaged(self, part: _Part, reason: str) -> None:
         self._damaged[part.location] = reason
         self.parts[self.parts.index(part)] = None
 
 
 def has_row(conjuncts: Sequence[Conjunct], row: int, others: Callable[[], Bits | None]) -> bool:
-    """Whether a row of the file at this row of the view may satisfy all; `others`: those that satisfy what else is
-    asked, None for all."""
+    """Whether some row of the file at this row of the view may satisfy all conjuncts. `others`: the rows that satisfy
+    the rest of the expression, None for all.
+    """
     columns: list[Column] = []
-    asked: list[tuple[Conjunct, _Part]] = []
-    apart: list[tuple[Conjunct, _Part, int]] = []
+    used: list[tuple[Conjunct, _Part]] = []
+    separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
-    for one in conjuncts:
-        found = one.of(row)
+    for conjunct in conjuncts:
+        found = conjunct.of(row)
         if found is None:
             continue
         part, file = found
         try:
-            column = one.column(part, file)
+            column = conjunct.column(part, file)
         except ValueError as error:
-            one.breaks(part, str(error))
+            conjunct.mark_damaged(part, str(error))
             continue
         if column is None:
-            apart.append((one, part, file))
+            separate.append((conjunct, part, file))
         else:
             columns.append(column)
-            asked.append((one, part))
+            used.append((conjunct, part))
             records = part.records[file]
     among = others()
-    for one, part, file in apart:
+    for conjunct, part, file in separate:
         try:
-            among = one.rows(part, file, among)
+            among = conjunct.rows(part, file, among)
         except ValueError as error:
-            one.breaks(part, str(error))
+            conjunct.mark_damaged(part, str(error))
     if not columns:
         return among is None or bool(among.any())
     try:
         return any_row(columns[:COLUMNS_MAX], records, among)
-    except ValueError as error:  # nobody knows of which
-        for one, part in asked:
-            one.breaks(part, str(error))
+    except ValueError as error:  # the kernel does not report which column is damaged
+        for conjunct, part in used:
+            conjunct.mark_damaged(part, str(error))
         return True

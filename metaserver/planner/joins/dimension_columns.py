@@ -1,8 +1,8 @@
-"""Columns of data files in memory, and which of their rows may match: for tables that others are joined with.
+"""Columns of a dimension table's data files in memory, and which of their rows may match a filter.
 
-A column is its distinct keys in order and each row's rank among them, as a bitmap index has it, so that predicates mean
-here what they mean there (`meaning.py`, POSSIBLE): a row is left out only where it matches to no client. What cannot be
-told of a predicate is taken as true. Pure.
+A column consists of its sorted distinct keys and the rank of each row's key, as in a bitmap index, so that predicates
+have the semantics of index pruning (`semantics.py`, POSSIBLE): a row is excluded only if it matches for no client. A
+predicate that cannot be evaluated is true. Pure.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 
 class DimensionColumn(NamedTuple):
-    """A column of a data file, of the type that it has now."""
+    """A column of a data file, with its current type."""
 
     column_id: int
     kind: str
 
 
 class FileColumn:
-    """One column of one file. Immutable."""
+    """One column of one data file. Immutable."""
 
     def __init__(
-        self, distinct: Distinct, ranks: Ranks, *, codes: bool, there: Mask | None, nans: Mask | None = None
+        self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
     ) -> None:
-        """`ranks` are those of the rows among the distinct keys; anything where a row is not `there`: null or NaN."""
+        """`ranks`: the rank of each row's key; undefined for rows that are null or NaN, where `present` is False."""
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
         self._count = len(distinct)
         self._ranks = ranks
         self.rows = len(ranks)
         self.clipped = distinct.clipped
-        """Whether some keys stand for longer values."""
-        self._there, self._nans = there, nans
+        """Whether some keys are truncated values."""
+        self._present, self._nans = present, nans
 
     @staticmethod
     def of(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """ValueError where it does not hold values of the type, or more than can be counted."""
+        """ValueError if the array has values of another type, or too many."""
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
             return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
         return FileColumn._of_keys(keys_of(array, kind))
@@ -64,107 +64,110 @@ class FileColumn:
     def _of_keys(keys: Keys) -> FileColumn:
         distinct, ranks = ranked(keys)
         nans = None if keys.nan is None else mask_of(keys.nan, keys.rows)
-        return FileColumn(distinct, ranks, codes=keys.codes is not None, there=keys.present, nans=nans)
+        return FileColumn(distinct, ranks, codes=keys.codes is not None, present=keys.present, nans=nans)
 
     @staticmethod
     def _of_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """Of strings: each value once, however often it is repeated. Its keys may be more than the rows have."""
+        """A column of strings, each value stored once. It may have keys that no row has."""
         keys = keys_of(array.chunk(0).dictionary, kind)
         distinct, ranks = ranked(keys)
         indices = pa.chunked_array([chunk.indices for chunk in array.chunks]).combine_chunks()
-        places = indices.fill_null(0).to_numpy(zero_copy_only=False)
+        indexes = indices.fill_null(0).to_numpy(zero_copy_only=False)
         if not keys.rows:
             return FileColumn(
                 distinct,
-                np.zeros(len(places), np.uint32),
+                np.zeros(len(indexes), np.uint32),
                 codes=keys.codes is not None,
-                there=np.zeros(len(places), dtype=np.bool_),
+                present=np.zeros(len(indexes), dtype=np.bool_),
             )
-        there: Mask | None = None
+        present: Mask | None = None
         if indices.null_count or keys.present is not None:
-            there = indices.is_valid().to_numpy(zero_copy_only=False)
-            there = there if keys.present is None else there & keys.present[places]
-        return FileColumn(distinct, ranks[places], codes=keys.codes is not None, there=there)
+            present = indices.is_valid().to_numpy(zero_copy_only=False)
+            present = present if keys.present is None else present & keys.present[indexes]
+        return FileColumn(distinct, ranks[indexes], codes=keys.codes is not None, present=present)
 
     @staticmethod
-    def absent(schemas: Sequence[Schema], wanted: DimensionColumn, rows: int, path: str) -> FileColumn:
-        """Of a file that was written before there was the column: its initial default, or null. `schemas`: the newest
-        first. Unreadable where a default is of a field in a struct, which may be null itself, or is no key."""
-        column = next((found for schema in schemas if (found := schema.column(wanted.column_id))), None)
+    def absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
+        """The column in a file written before the column was added: its initial default, or null. `schemas`: newest
+        first.
+
+        Unreadable if the default belongs to a field of a struct, which may itself be null, or is not a valid key.
+        """
+        column = next((candidate for schema in schemas if (candidate := schema.column(column_ref.column_id))), None)
         if column is None or column.initial_default is None:
-            return FileColumn._of_keys(keys_of(pa.nulls(rows), wanted.kind))
+            return FileColumn._of_keys(keys_of(pa.nulls(rows), column_ref.kind))
         if column.parent is not None:
-            raise Unreadable(path, f"it lacks {column.name}, which has a default within a struct")
-        return FileColumn._constant(_default(column, wanted.kind, path), wanted.kind, rows)
+            raise Unreadable(path, f"it lacks the column {column.name}, whose default within a struct is not supported")
+        return FileColumn._constant(_default(column, column_ref.kind, path), column_ref.kind, rows)
 
     @staticmethod
     def _constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
-        one = FileColumn._of_keys(_keys_of_one(key, kind))
-        one._ranks, one.rows = np.zeros(rows, dtype=np.uint32), rows
-        return one
+        column = FileColumn._of_keys(_single_key(key, kind))
+        column._ranks, column.rows = np.zeros(rows, dtype=np.uint32), rows
+        return column
 
     @property
     def size_bytes(self) -> int:
-        masks = (self._there, self._nans)
-        return self._packed.nbytes + self._ranks.nbytes + sum(one.nbytes for one in masks if one is not None) + 500
+        masks = (self._present, self._nans)
+        return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
 
     def within(self, ranges: KeyRanges) -> Mask:
-        """bool[rows]: the rows in the ranges, and those that are null or NaN if asked for."""
-        marks = np.zeros(self._count, dtype=np.bool_)
+        """bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
+        selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
-            *(one.tolist() for one in Bounds(ranges, self._form).intervals(self._opened)), strict=True
+            *(positions.tolist() for positions in Bounds(ranges, self._form).intervals(self._opened)), strict=True
         ):
-            marks[begin:end] = True
-        found = self._marked(marks)
-        if self._there is not None and (ranges.nulls or ranges.nans):
+            selected[begin:end] = True
+        mask = self._rows_with(selected)
+        if self._present is not None and (ranges.nulls or ranges.nans):
             nans = np.zeros(self.rows, dtype=np.bool_) if self._nans is None else self._nans
-            found |= ranges.nulls & ~self._there & ~nans
-            found |= ranges.nans & nans
-        return found
+            mask |= ranges.nulls & ~self._present & ~nans
+            mask |= ranges.nans & nans
+        return mask
 
     def among(self, keys: KeySet) -> Mask:
-        """bool[rows]: the rows that have one of the keys."""
-        return self._marked(keys.marks(distinct_of(self._opened)).view(np.bool_))
+        """bool[rows]: the rows with one of the keys."""
+        return self._rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
 
     def keys_of_rows(self, rows: Mask | None) -> Distinct:
-        """The distinct keys of these rows, None for all."""
-        there = self._there if rows is None else rows if self._there is None else rows & self._there
+        """The distinct keys of these rows; None means all rows."""
+        present = self._present if rows is None else rows if self._present is None else rows & self._present
         distinct = distinct_of(self._opened)
-        if there is None or there.all():
+        if present is None or present.all():
             return distinct
-        marks = np.zeros(self._count, dtype=np.bool_)
-        marks[self._ranks[there]] = True
-        return _taken(distinct, marks)
+        selected = np.zeros(self._count, dtype=np.bool_)
+        selected[self._ranks[present]] = True
+        return _subset(distinct, selected)
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
         return opened(self._packed.data, self._count, self._form)
 
-    def _marked(self, marks: Mask) -> Mask:
+    def _rows_with(self, selected: Mask) -> Mask:
         if not self._count:
             return np.zeros(self.rows, dtype=np.bool_)
-        found: Mask = marks[self._ranks]
-        return found if self._there is None else found & self._there
+        mask: Mask = selected[self._ranks]
+        return mask if self._present is None else mask & self._present
 
 
 Columns = Mapping[DimensionColumn, FileColumn]
 
 
-def wanted_of(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
+def filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
     """The columns that `rows_where` reads."""
     for predicate in predicates_of(bound):
         if (plain := _plain(predicate)) is not None:
-            yield from (DimensionColumn(one.column_id, one.kind) for one in predicates_of(plain))
-    yield from (DimensionColumn(one.column_id, one.kind) for one in dynamic_filters)
+            yield from (DimensionColumn(bound.column_id, bound.kind) for bound in predicates_of(plain))
+    yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
 
 
 def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
-    """bool[rows]: those that may match the expression and have one of the keys of each; None for all."""
-    found = _rows(bound, columns)
-    for one in dynamic_filters:
-        mine = columns[DimensionColumn(one.column_id, one.kind)].among(one.keys)
-        found = mine if found is None else found & mine
-    return found
+    """bool[rows]: the rows that may match the expression and every dynamic filter; None for all."""
+    mask = _rows(bound, columns)
+    for dynamic_filter in dynamic_filters:
+        matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
+        mask = matching if mask is None else mask & matching
+    return mask
 
 
 def _rows(expression: Expression, columns: Columns) -> Mask | None:
@@ -173,9 +176,9 @@ def _rows(expression: Expression, columns: Columns) -> Mask | None:
             parts = [part for child in children if (part := _rows(child, columns)) is not None]
             return np.logical_and.reduce(parts) if parts else None
         case Or(children):
-            ways = [_rows(child, columns) for child in children]
-            told = [way for way in ways if way is not None]
-            return np.logical_or.reduce(told) if len(told) == len(ways) else None
+            branches = [_rows(child, columns) for child in children]
+            known = [branch for branch in branches if branch is not None]
+            return np.logical_or.reduce(known) if len(known) == len(branches) else None
         case Always(value):
             return None if value else np.zeros(next(iter(columns.values())).rows, dtype=np.bool_)
         case Bound():
@@ -192,11 +195,11 @@ def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
 
 
 def _plain(predicate: Bound) -> Expression | None:
-    """What every row that matches satisfies, in predicates on columns themselves; None where nothing is known."""
-    found = source_ranges(predicate)
-    if any(one.transform != IDENTITY or not _has_keys(one.kind) for one in predicates_of(found)):
+    """A condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
+    ranges = source_ranges(predicate)
+    if any(bound.transform != IDENTITY or not _has_keys(bound.kind) for bound in predicates_of(ranges)):
         return None
-    return found
+    return ranges
 
 
 def _has_keys(kind: str) -> bool:
@@ -208,32 +211,32 @@ def _has_keys(kind: str) -> bool:
 
 
 def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
-    """All keys of the parts together."""
-    found = list(parts)
-    return found[0] if len(found) == 1 else union_of(found, CODES if has_codes(kind) else BYTES)
+    """The union of the keys of all parts."""
+    listed = list(parts)
+    return listed[0] if len(listed) == 1 else union_of(listed, CODES if has_codes(kind) else BYTES)
 
 
-def _taken(distinct: Distinct, marks: Mask) -> Distinct:
+def _subset(distinct: Distinct, selected: Mask) -> Distinct:
     if distinct.codes is not None:
-        return Distinct(distinct.codes[marks])
+        return Distinct(distinct.codes[selected])
     assert distinct.starts is not None
     assert distinct.heap is not None
     lengths = np.diff(distinct.starts)
-    starts = np.concatenate([[0], np.cumsum(lengths[marks])])
-    return Distinct(None, starts, distinct.heap[np.repeat(marks, lengths)])
+    starts = np.concatenate([[0], np.cumsum(lengths[selected])])
+    return Distinct(None, starts, distinct.heap[np.repeat(selected, lengths)])
 
 
 def _default(column: Column, kind: str, path: str) -> int | bytes:
     try:
         literal = parse_literal(kind, column.initial_default)
         if isinstance(literal, Above | Below | Between):
-            raise ValueError("it is none of the type's values")
+            raise ValueError("the value is outside the type's range")
         return key_of(literal, kind)
     except (BadRequest, ValueError) as error:
-        raise Unreadable(path, f"it lacks {column.name}, whose default is not understood: {error}") from None
+        raise Unreadable(path, f"it lacks the column {column.name}, whose default is invalid: {error}") from None
 
 
-def _keys_of_one(key: int | bytes, kind: str) -> Keys:
+def _single_key(key: int | bytes, kind: str) -> Keys:
     if isinstance(key, int):
         return Keys(kind, 1, np.full(1, key, dtype=np.uint64), None, None, None, None)
     return Keys(kind, 1, None, np.array([0, len(key)], np.int64), np.frombuffer(key, dtype=np.uint8), None, None)

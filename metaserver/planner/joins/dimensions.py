@@ -1,9 +1,9 @@
-"""The keys of tables that others are joined with: which values their columns have in the rows that a filter leaves.
+"""Key sets of dimension tables: which values their columns have in the rows that match a filter.
 
-The rules it keeps. Never a key too few: deletes are not applied, a predicate that cannot be told is true. What is kept
-is kept by immutable things: a column by its data file, so that a commit costs its new files alone, keys by the
-snapshot's manifest list and the filter. All has a bound: rows, bytes and time of one table, bytes of all; past it there
-are no keys (`DimensionSkipped`), and a plan goes without. Work that comes too late serves the next plan.
+A key set never lacks a key: deletes are not applied, and a predicate that cannot be evaluated is true. Caches are keyed
+by immutable objects: a column by its data file, so that a commit costs only its new files, and a key set by manifest
+list and filter. Rows, bytes and time of one table, and bytes of all tables, are bounded; above the bounds there are no
+keys (`DimensionSkipped`), and the plan does without. Work that finishes too late serves the next plan.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from metaserver.planner.joins.dimension_columns import (
     DimensionColumn,
     FileColumn,
     distinct_keys,
+    filtered_columns,
     rows_where,
-    wanted_of,
 )
 from metaserver.planner.lookup.lookup import files_at
 from metaserver.planner.plan.planner import Planner
@@ -43,15 +43,15 @@ from metaserver.store.port import Entry
 T = TypeVar("T")
 
 _READ_AT_ONCE = 4
-"""Data files of one table."""
+"""Data files of one table that are read concurrently."""
 _FOUND_AT_ONCE = 2
-"""Tables whose columns are being read and compared at a time; others wait, so that the memory for it is bounded."""
+"""Tables that are read and evaluated concurrently; others wait, so that the memory is bounded."""
 _KEYS_SHARE = 4
-"""This part of the memory may be of finished key sets."""
+"""The fraction of the memory for key sets."""
 
 
 class DimensionSkipped(Exception):
-    """There are no keys: `reason`, for people."""
+    """A dimension table yields no keys, for `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -60,12 +60,12 @@ class DimensionSkipped(Exception):
 
 class Limits(NamedTuple):
     rows: int
-    """Of one table, after its plan."""
+    """Row limit of one table, after its plan."""
     read_bytes: int
-    """Fetched of one table's files for one request."""
+    """Bytes that one request reads of one table's files."""
     memory_bytes: int
     decoded_bytes: int
-    """What decoded columns of one table's files may take in memory."""
+    """Memory of the decoded columns of one table's files."""
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -80,12 +80,12 @@ class _File(NamedTuple):
     records: int
     format: str
     identity: frozenset[int]
-    """Columns whose value the file's partition tells, and which the file may lack for that."""
+    """Columns with identity partitioning, which the file may therefore lack."""
 
 
 @dataclass(frozen=True)
 class DimensionRequest:
-    """The values of these columns in the rows that the question leaves, as keys of the type beside each."""
+    """Requests the values of columns in the rows that the scan matches, as keys of the type beside each column."""
 
     bound_scan: BoundScan
     entry: Entry
@@ -95,13 +95,16 @@ class DimensionRequest:
     def key(self) -> Hashable:
         snapshot = self.bound_scan.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
-        read = (*(one for one, _ in self.columns), *wanted_of(self.bound_scan.bound, self.bound_scan.dynamic_filters))
-        defaults = tuple(_default(self.bound_scan.metadata, one) for one in read)
+        read = (
+            *(column for column, _ in self.columns),
+            *filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
+        )
+        defaults = tuple(_default(self.bound_scan.metadata, column) for column in read)
         return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, defaults
 
 
 class Dimensions:
-    """Belongs to one event loop."""
+    """Reads and caches key sets. Belongs to one event loop."""
 
     def __init__(self, planner: Planner, objects: ObjectStore, clock: Clock, limits: Limits) -> None:
         self._planner = planner
@@ -113,91 +116,95 @@ class Dimensions:
             limits.memory_bytes - keys_bytes
         )
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes)
-        self._under_way: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
-        self._gate = asyncio.Semaphore(_FOUND_AT_ONCE)
+        self._tasks: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
+        self._concurrency = asyncio.Semaphore(_FOUND_AT_ONCE)
         self.files_read = 0
-        """Data files, since the start."""
+        """Data files read since the start."""
 
-    async def keys(self, asked: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
-        """The keys of each column, not null. LeftOut where there are none; until then, in monotonic time, they are
-        waited for."""
-        key = asked.key
-        kept = self._keys.get(key)
-        if kept is not None:
-            return kept
-        task = self._under_way.get(key)
+    async def keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
+        """The keys of each column, without null. Waits until `until_s`, in monotonic seconds.
+
+        DimensionSkipped if there are none, or if they are not known in time.
+        """
+        key = request.key
+        cached = self._keys.get(key)
+        if cached is not None:
+            return cached
+        task = self._tasks.get(key)
         if task is None:
-            task = self._under_way[key] = asyncio.create_task(self._find(asked, key), name="dimension")
+            task = self._tasks[key] = asyncio.create_task(self._find(request, key), name="dimension")
             task.add_done_callback(partial(self._done, key))
         await asyncio.wait([task], timeout=max(0.0, until_s - self._clock.monotonic()))
         if not task.done():
-            raise DimensionSkipped("it is still being read; ask again")
+            raise DimensionSkipped("it is still being read; retry the request")
         try:
             return task.result()
         except SeamarkError as error:
             raise DimensionSkipped(error.message) from None
 
     async def close(self) -> None:
-        for task in self._under_way.values():
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _done(self, key: Hashable, task: asyncio.Task[tuple[KeySet, ...]]) -> None:
-        del self._under_way[key]
+        del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # whoever waited was told
+            task.exception()  # the waiting request reported it
 
-    async def _find(self, asked: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
-        scan = await self._planner.plan(asked.bound_scan, asked.entry)
+    async def _find(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
+        scan = await self._planner.plan(request.bound_scan, request.entry)
         files = await asyncio.to_thread(_files, scan)
         rows = sum(file.records for file in files)
         if rows > self._limits.rows or any(file.records < 0 for file in files):
-            raise DimensionSkipped(f"it has {rows:,} rows; at most {self._limits.rows:,} are read")
-        dynamic_filters, bound = asked.bound_scan.dynamic_filters, asked.bound_scan.bound
-        columns = [column for column, _ in asked.columns]
-        wanted = tuple(dict.fromkeys((*columns, *wanted_of(bound, dynamic_filters))))
-        async with self._gate:
+            raise DimensionSkipped(f"it has {rows:,} rows; the limit is {self._limits.rows:,} rows")
+        dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
+        columns = [column for column, _ in request.columns]
+        needed = tuple(dict.fromkeys((*columns, *filtered_columns(bound, dynamic_filters))))
+        async with self._concurrency:
             try:
-                read = await self._read(scan.metadata, files, wanted)
+                read = await self._read(scan.metadata, files, needed)
             except Unreadable as error:
                 raise DimensionSkipped(f"a data file cannot be read: {error}") from None
 
             def find() -> tuple[KeySet, ...]:
-                rows = [rows_where(bound, dynamic_filters, one) for one in read]
-                return tuple(_keys_of(one, kind, read, rows) for one, kind in asked.columns)
+                rows = [rows_where(bound, dynamic_filters, columns_of_file) for columns_of_file in read]
+                return tuple(_keys_of(column, kind, read, rows) for column, kind in request.columns)
 
-            found = await asyncio.to_thread(find)
+            key_sets = await asyncio.to_thread(find)
         if scan.complete:
-            self._keys.put(key, found, sum(one.size_bytes for one in found) + 8 * len(asked.bound_scan.text))
-        return found
+            self._keys.put(
+                key, key_sets, sum(key_set.size_bytes for key_set in key_sets) + 8 * len(request.bound_scan.text)
+            )
+        return key_sets
 
     async def _read(
-        self, metadata: TableMetadata, files: Sequence[_File], wanted: Sequence[DimensionColumn]
+        self, metadata: TableMetadata, files: Sequence[_File], needed: Sequence[DimensionColumn]
     ) -> list[Columns]:
         """The columns of each file."""
         rows = DataRows(self._objects, asyncio.get_running_loop(), self._limits.read_bytes, self._limits.decoded_bytes)
-        defaults = {one: _default(metadata, one) for one in wanted}
+        defaults = {column: _default(metadata, column) for column in needed}
 
         async def read(file: _File) -> Columns:
-            found = {one: self._columns.get((file.path, one, defaults[one])) for one in wanted}
-            missing = [one for one, column in found.items() if column is None]
+            found = {ref: self._columns.get((file.path, ref, defaults[ref])) for ref in needed}
+            missing = [ref for ref, column in found.items() if column is None]
             if missing:
                 fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
                 self.files_read += 1
-                for one, column in fresh.items():
-                    key = file.path, one, defaults[one]
+                for ref, column in fresh.items():
+                    key = file.path, ref, defaults[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
-                    found[one] = column
-            return {one: column for one, column in found.items() if column is not None}
+                    found[ref] = column
+            return {ref: column for ref, column in found.items() if column is not None}
 
         return await gathered([partial(read, file) for file in files], _READ_AT_ONCE)
 
 
 def _files(scan: Scan) -> list[_File]:
-    found = files_at(scan.view, scan.rows)
-    paths, formats = (found.texts(name).values() for name in ("file_path", "file_format"))
-    sizes, records = (found.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
-    specs = found.by_segment([segment.block.spec_id for segment in found.segments]).tolist()
+    columns = files_at(scan.view, scan.rows)
+    paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
+    sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
+    specs = columns.by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
     identity = {spec: _identity(scan.metadata, spec) for spec in set(specs)}
     return [
         _File((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
@@ -208,50 +215,59 @@ def _files(scan: Scan) -> list[_File]:
 def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
     spec = metadata.spec(spec_id)
     fields = () if spec is None else spec.fields
-    return frozenset(one.source_id for one in fields if one.transform == "identity" and one.source_id is not None)
+    return frozenset(
+        field.source_id for field in fields if field.transform == "identity" and field.source_id is not None
+    )
 
 
 def _columns(
-    rows: DataRows, metadata: TableMetadata, file: _File, wanted: Sequence[DimensionColumn]
+    rows: DataRows, metadata: TableMetadata, file: _File, needed: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
     if file.format != "parquet":
-        raise Unreadable(file.path, f"it is of the format {file.format or 'unknown'}")
+        raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
     schemas = _newest_first(metadata)
     found = {}
-    with rows.read_all(file.path, file.size, file.records, [one.column_id for one in wanted]) as arrays:
-        for one in wanted:
-            array = arrays.get(one.column_id)
+    with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed]) as arrays:
+        for ref in needed:
+            array = arrays.get(ref.column_id)
             try:
                 if array is not None:
-                    found[one] = FileColumn.of(array, one.kind)
-                elif one.column_id in file.identity:
-                    raise Unreadable(file.path, "it lacks a column of its partition")
+                    found[ref] = FileColumn.of(array, ref.kind)
+                elif ref.column_id in file.identity:
+                    raise Unreadable(
+                        file.path, "it lacks a column with identity partitioning, whose value is in the partition alone"
+                    )
                 else:
-                    found[one] = FileColumn.absent(schemas, one, file.records, file.path)
+                    found[ref] = FileColumn.absent(schemas, ref, file.records, file.path)
             except ValueError as error:
                 raise Unreadable(file.path, str(error)) from None
-    for column in found.values():  # until the keys of all files are found
+    for column in found.values():  # the budget holds them until the keys of all files are computed
         rows.decoded.take(column.size_bytes, file.path)
     return found
 
 
 def _newest_first(metadata: TableMetadata) -> list[Schema]:
-    """The current one before all."""
-    return sorted(metadata.schemas, key=lambda one: (one.id == metadata.current_schema_id, one.id), reverse=True)
+    """All schemas, the current one first, then by descending id."""
+    return sorted(
+        metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id), reverse=True
+    )
 
 
-def _default(metadata: TableMetadata, wanted: DimensionColumn) -> str:
-    """What the column is in a file that lacks it. Tables that were registered from one metadata file share files and
-    ids of columns, and may give a new one different defaults."""
-    columns = (schema.column(wanted.column_id) for schema in _newest_first(metadata))
+def _default(metadata: TableMetadata, column_ref: DimensionColumn) -> str:
+    """The column's value in files that lack it.
+
+    It is part of cache keys, because tables registered from one metadata file share files and column ids, and may
+    define different defaults for a new column.
+    """
+    columns = (schema.column(column_ref.column_id) for schema in _newest_first(metadata))
     return repr(next((column.initial_default for column in columns if column is not None), None))
 
 
-def _keys_of(wanted: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]) -> KeySet:
-    parts = [columns[wanted].keys_of_rows(mine) for columns, mine in zip(read, rows, strict=True)]
+def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]) -> KeySet:
+    parts = [columns[column_ref].keys_of_rows(mask) for columns, mask in zip(read, rows, strict=True)]
     try:
-        found = KeySet(wanted.kind, distinct_keys(parts, wanted.kind)).of_kind(kind)
+        key_set = KeySet(column_ref.kind, distinct_keys(parts, column_ref.kind)).of_kind(kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
-    _ = found.digest  # here, beside the event loop
-    return found
+    _ = key_set.digest  # computed here, off the event loop
+    return key_set

@@ -1,9 +1,9 @@
-"""Joins of a statement as demands on a table's rows: which keys a row must have to meet a row of the other table.
+"""Dynamic filters from joins: which keys a row must have to join with a row of the other table.
 
-The rules it keeps. A row can matter only if for each join the other table has a row that is equal in all columns of
-`on`, none of them null, and for which its filter may be true; of several columns each one's keys are taken alone, which
-is a superset. Types whose equality is not that of their keys, as of floats, demand nothing. What cannot be told in time
-or within bounds is left out, and said to be.
+A row is needed only if, for each join, the other table has a row that equals it in all columns of `on`, none of them
+null, and that may match the join's filter. Each of several columns has its own key set, which is a superset. Types
+whose equality differs from that of their keys, such as floats, produce no filter. A join that exceeds its time or
+limits is skipped, and its outcome says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from metaserver.store.port import Entry
 
 
 class Pair(NamedTuple):
-    """A column of the table, and one of the other, that are equal. `kind`s are canonical types."""
+    """A column of the table that equals a column of the other table. `kind`s are canonical types."""
 
     column_id: int
     name: str
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Join:
-    """`table` as it was asked for. `filter` is bound, over the other table's columns."""
+    """A join with another table. `table`: its name in the request. `filter`: bound to the other table's columns."""
 
     table: tuple[str, ...]
     metadata: TableMetadata
@@ -53,8 +53,9 @@ class Join:
 
 
 class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """What became of a join. `keys`: how many the other table has left, of several columns the fewest; None where it
-    was left out."""
+    """The result of a join. `keys`: the number of keys, for several columns the smallest; None if the join was
+    skipped.
+    """
 
     table: tuple[str, ...]
     snapshot_id: int | None
@@ -65,41 +66,45 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 
 class JoinFilters(NamedTuple):
     dynamic_filters: tuple[DynamicFilter, ...]
-    told: tuple[JoinOutcome, ...]
+    outcomes: tuple[JoinOutcome, ...]
     """In the order of the joins, depth first."""
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: float) -> JoinFilters:
-    """What the joins demand of the columns of a table; until then, in monotonic time, they are waited for."""
-    found = await gathered([partial(_demanded, dimensions, join, until_s) for join in joins])
-    dynamic_filters = tuple(one for each in found for one in each.dynamic_filters)
-    return JoinFilters(dynamic_filters, tuple(one for each in found for one in each.told))
+    """The dynamic filters of a table's joins. Waits until `until_s`, in monotonic seconds."""
+    results = await gathered([partial(_filters_of, dimensions, join, until_s) for join in joins])
+    dynamic_filters = tuple(dynamic_filter for result in results for dynamic_filter in result.dynamic_filters)
+    return JoinFilters(dynamic_filters, tuple(outcome for result in results for outcome in result.outcomes))
 
 
-async def _demanded(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
+async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
     nested = await join_filters(dimensions, join.joins, until_s)
     pairs = [pair for pair in join.on if is_comparable(pair.kind, pair.other_kind)]
     dynamic_filters: tuple[DynamicFilter, ...] = ()
     try:
         if not pairs:
-            raise DimensionSkipped(f"{join.on[0].kind} and {join.on[0].other_kind} are not compared by keys")
+            raise DimensionSkipped(f"{join.on[0].kind} and {join.on[0].other_kind} cannot be compared by keys")
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id)
         bound_scan = BoundScan.bind(join.metadata, request, nested.dynamic_filters)
         columns = tuple((DimensionColumn(pair.other_id, pair.other_kind), pair.kind) for pair in pairs)
         keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns), until_s)
         dynamic_filters = tuple(
-            DynamicFilter(pair.column_id, pair.name, pair.kind, one) for pair, one in zip(pairs, keys, strict=True)
+            DynamicFilter(pair.column_id, pair.name, pair.kind, key_set)
+            for pair, key_set in zip(pairs, keys, strict=True)
         )
-        told = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True)
-    except DimensionSkipped as left_out:
-        told = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=left_out.reason)
-    return JoinFilters(dynamic_filters, (told, *nested.told))
+        outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True)
+    except DimensionSkipped as skipped:
+        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
+    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes))
 
 
 def is_comparable(kind: str, other: str) -> bool:
-    """Whether values of two types are equal where their keys are, once `KeySet.of_kind` has made them of one."""
+    """Whether equal values of the two types have equal keys, after `KeySet.of_kind` converts them to one type."""
     names = base_name(kind), base_name(other)
-    if not all(is_primitive(one) and _has_keys(one) for one in (kind, other)) or {"unknown", *FLOATS} & set(names):
+    if not all(is_primitive(primitive) and _has_keys(primitive) for primitive in (kind, other)) or {
+        "unknown",
+        *FLOATS,
+    } & set(names):
         return False
     if names == ("decimal", "decimal"):
         return decimal_scale(kind) == decimal_scale(other)
@@ -115,6 +120,6 @@ def _has_keys(kind: str) -> bool:
 
 
 def kind_of(kind: object) -> str:
-    """The canonical type of a column that is not nested."""
+    """The canonical name of a primitive type."""
     assert isinstance(kind, str)
     return canonical_primitive(kind)

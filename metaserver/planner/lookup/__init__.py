@@ -1,1 +1,1 @@
-"""Lookups of file columns by partition prefix."""
+"""Lookups of manifest columns by partition prefix."""

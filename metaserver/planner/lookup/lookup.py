@@ -1,11 +1,11 @@
-"""Lookups: columns of the files of a partition, read from the blocks where they lie.
+"""Lookups: columns of the files in some partitions, read from the blocks.
 
-The rule it keeps: only blocks that hold a file of the partition are touched, and of those only the columns that are
-asked for. A lookup finds segments of blocks' rows; its columns are gathered when they are read, into arrays, with no
-object for a row (`_lookup.pyx`). Answers are exact: what a manifest says, in the type that the table has now.
+A lookup reads only the blocks that contain a file of the partitions, and only the requested columns. It selects
+segments of the blocks' rows; columns are gathered into arrays when they are read, without an object per row
+(`_lookup.pyx`). Answers are exact: the values of the manifest, converted to the current type of the column.
 
     found = lookup(view, Prefix or EVERYTHING)
-    stats = found.stats(column)          # of the files found: stats.lower(), stats.counts("null_value_counts"), …
+    stats = found.stats(column)          # stats.lower(), stats.counts("null_value_counts"), …
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from metaserver.planner.view.view import ROW_BITS, ROW_MASK, Side, TableView
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
-"""Columns whose places are kept per view: 150 bytes a block each."""
+"""Columns whose layouts are cached per view; 150 bytes per block each."""
 _SIDES = frozenset({"lower", "upper"})
 _ABSENT_LONG = MISSING.to_bytes(8, "little", signed=True)
 _ABSENT_DOUBLE = np.full(1, np.nan).tobytes()
 
 
 class Strings(NamedTuple):
-    """Byte strings one after another: `ends` int64[rows + 1], the first 0; `present` uint8[rows]."""
+    """Concatenated byte strings: `ends`, int64[rows + 1], starts with 0; `present`, uint8[rows]."""
 
     ends: Longs
     data: npt.NDArray[np.uint8]
@@ -45,13 +45,13 @@ class Strings(NamedTuple):
     def values(self) -> list[bytes | None]:
         data, ends = self.data.tobytes(), self.ends.tolist()
         return [
-            data[start:end] if there else None
-            for start, end, there in zip(ends, ends[1:], self.present.tolist(), strict=False)
+            data[start:end] if is_present else None
+            for start, end, is_present in zip(ends, ends[1:], self.present.tolist(), strict=False)
         ]
 
 
 class Segment(NamedTuple):
-    """Rows of one block: those in `rows`, or where that is None `files` of them from `first` on."""
+    """Rows of one block: those in `rows`, or if that is None `files` rows starting at `first`."""
 
     number: int
     block: Block
@@ -66,20 +66,20 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestedColumn:
-    """A column whose statistics are asked for, and the type that it has now."""
+    """A column whose statistics are requested, with its current type."""
 
     id: int
     kind: str
 
 
 class FoundFiles:
-    """Files of a view, in its order. `segments`, `picks`: as `_lookup.pyx` takes them, none of them empty."""
+    """Files of a view, in its order. `segments` and `picks` are in the format of `_lookup.pyx`; no segment is empty."""
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
         self.view = view
         self.files = _lookup.count(segments)
         self._table, self._picks = segments, picks
-        self._places = _places_of(view)
+        self._layouts = _layouts_of(view)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -90,37 +90,37 @@ class FoundFiles:
         )
 
     def rows(self) -> Longs:
-        """int64[files], rows of the view."""
+        """int64[files], row ids of the view."""
         return _lookup.rows(self.view.extents, self._table, self._picks)
 
     def longs(self, name: str) -> Longs:
-        """int64[files] of a number that manifest entries have (see `Block.longs`), MISSING where null.
+        """int64[files] of an integer field of manifest entries (see `Block.longs`); MISSING for null.
 
-        Not to be written to, as no array of a lookup: one that is the same everywhere has one value in memory.
+        The array is read-only, like every array of a lookup: a constant column has one value in memory.
         """
-        return self._read_longs(self._places.longs(self.view, name))
+        return self._read_longs(self._layouts.longs(self.view, name))
 
     def texts(self, name: str) -> Strings:
         """file_path, file_format, key_metadata or referenced_data_file."""
-        return self._read_strings(self._places.texts(self.view, name))
+        return self._read_strings(self._layouts.texts(self.view, name))
 
     def by_segment(self, values: Sequence[int]) -> Longs:
-        """int64[files]: one value a segment, given to all of its files."""
+        """int64[files]: the value of each segment, repeated for its files."""
         return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
     def sequence_numbers(self) -> Longs:
-        """int64[files], data sequence numbers; entries without one have their manifest's (spec, "Inheritance")."""
+        """int64[files], data sequence numbers; entries without one inherit the manifest's (spec, "Inheritance")."""
         return self._inherited("sequence_number", lambda manifest: manifest.sequence_number)
 
     def snapshot_ids(self) -> Longs:
-        """int64[files]: the snapshot that added the file, or carried it over first."""
+        """int64[files]: the id of the snapshot that added the file, or the manifest's for entries without one."""
         return self._inherited("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
-    def stats(self, column: RequestedColumn) -> Stats:
-        return Stats(self, column)
+    def stats(self, column: RequestedColumn) -> FoundStatistics:
+        return FoundStatistics(self, column)
 
     def part(self, start: int, end: int) -> FoundFiles:
-        """The files from number `start` up to, not including, `end`."""
+        """The files from index `start` up to, but not including, `end`."""
         if start <= 0 and end >= self.files:
             return self
         counts = self._table[:, 2]
@@ -128,7 +128,7 @@ class FoundFiles:
         low = np.clip(start - (ends - counts), 0, counts)
         high = np.clip(end - (ends - counts), low, counts)
         segments = self._table.copy()
-        # Where rows follow one another the first of them moves, else the place of the first of those that are picked.
+        # A segment of consecutive rows moves its first row, a segment of picked rows moves its position in `picks`.
         picked = segments[:, 3] >= 0
         segments[:, 1] += np.where(picked, 0, low)
         segments[:, 3] += np.where(picked, low, 0)
@@ -139,8 +139,8 @@ class FoundFiles:
         own = self.longs(name)
         missing = own == MISSING
         if missing.any():
-            given = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
-            own = np.where(missing, self.by_segment([MISSING if one is None else one for one in given]), own)
+            inherited = [of_manifest(self.view.manifests[number]) for number in self._table[:, 0].tolist()]
+            own = np.where(missing, self.by_segment([MISSING if value is None else value for value in inherited]), own)
         return own
 
     def _read_longs(self, sides: tuple[Side, ...]) -> Longs:
@@ -163,86 +163,88 @@ class FoundFiles:
         return Strings(*_lookup.strings(side.layout, self._table, self._picks))
 
 
-class Stats:
-    """Statistics of one column in the files found."""
+class FoundStatistics:
+    """Statistics of one column of the found files."""
 
     def __init__(self, found: FoundFiles, column: RequestedColumn) -> None:
         self._found = found
         self.column = column
         self.form = form_of(column.kind)
-        """None for a type without bounds."""
+        """None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
-        """`bounds` of lower and upper, `counts` of any other name; together they take less time than one by one."""
+        """`bounds` for lower and upper, `counts` for every other name; faster than separate calls."""
         found = self._found
-        view, places, column_id = found.view, found._places, self.column.id
-        plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._dated())
-        made: list[Any] = [None] * len(names)
+        view, cached, column_id = found.view, found._layouts, self.column.id
+        plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._may_have_dates())
+        results: list[Any] = [None] * len(names)
         at, layouts = [], []
         for number, name in enumerate(names):
             if name not in _SIDES:
-                sides = places.counts(view, name, column_id)
+                sides = cached.counts(view, name, column_id)
             elif plain:
-                sides = places.bounds(view, name, column_id)
+                sides = cached.bounds(view, name, column_id)
             else:
-                made[number] = self.bounds(name)
+                results[number] = self.bounds(name)
                 continue
             side = _of_form(sides, Form.INTEGERS)
             if side is None:
-                made[number] = found._read_longs(())
+                results[number] = found._read_longs(())
             else:
                 at.append(number)
                 layouts.append(side.layout)
         for number, longs in zip(at, _lookup.longs(layouts, found._table, found._picks), strict=True):
-            made[number] = longs
-        return made
+            results[number] = longs
+        return results
 
-    def integer_counts(self, name: str) -> Integers:
-        """As `counts`, not read yet."""
+    def integer_counts(self, name: str) -> IntegerColumn:
+        """The column of `counts`, as a lazy column."""
         found = self._found
-        return Integers(found, _of_form(found._places.counts(found.view, name, self.column.id), Form.INTEGERS))
+        return IntegerColumn(found, _of_form(found._layouts.counts(found.view, name, self.column.id), Form.INTEGERS))
 
-    def integer_bounds(self, side: str) -> Integers | None:
-        """As `bounds`, not read yet; None where they are no integers, or have to be converted."""
-        if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._dated()):
+    def integer_bounds(self, side: str) -> IntegerColumn | None:
+        """The column of `bounds`, as a lazy column; None unless it consists of integers that need no conversion."""
+        if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
         found = self._found
-        return Integers(found, _of_form(found._places.bounds(found.view, side, self.column.id), Form.INTEGERS))
+        return IntegerColumn(found, _of_form(found._layouts.bounds(found.view, side, self.column.id), Form.INTEGERS))
 
     def counts(self, name: str) -> Longs:
-        """int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING where absent."""
-        return self._found._read_longs(self._found._places.counts(self._found.view, name, self.column.id))
+        """int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
+        return self._found._read_longs(self._found._layouts.counts(self._found.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
-        """Lower or upper bounds: int64 (MISSING where absent), float64 (NaN where absent) or bytes, by `form`.
+        """Lower or upper bounds: int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`.
 
-        As `Block.bound`: dates are days, times and timestamps units of the type, decimals unscaled; decimals of more
-        than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
+        As in `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled; decimals
+        with more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
         """
         found, kind = self._found, self.column.kind
-        places = found._places.bounds(found.view, side, self.column.id)
+        sides = found._layouts.bounds(found.view, side, self.column.id)
         if self.form is Form.FLOATS:
-            return found._read_doubles(places)
+            return found._read_doubles(sides)
         if self.form is Form.STRINGS:
-            strings = found._read_strings(places)
-            if kind.startswith("decimal") and _of_form(places, Form.INTEGERS) is not None:
-                return _widened(strings, found._read_longs(places))
+            strings = found._read_strings(sides)
+            if kind.startswith("decimal") and _of_form(sides, Form.INTEGERS) is not None:
+                return _widened(strings, found._read_longs(sides))
             return strings
-        longs = found._read_longs(places)
+        longs = found._read_longs(sides)
         if kind in UNITS_PER_DAY and kind != "date":
             return self._promoted(longs)
         return longs
 
-    def _dated(self) -> bool:
-        """Whether bounds may be of dates: of a column of dates, or of one of times that held dates once."""
+    def _may_have_dates(self) -> bool:
+        """Whether bounds may be dates: for date columns, and for timestamp columns that were promoted from date."""
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
         return any(segment.block.kind(column.id) == "date" for segment in self._found.segments)
 
     def _promoted(self, longs: Longs) -> Longs:
-        """Bounds that were written when the column held dates, in the unit that it has now (spec, "Evolution")."""
-        if not self._dated():
+        """Converts bounds of a date column to the unit of the type that it was promoted to (spec, "Schema
+        Evolution").
+        """
+        if not self._may_have_dates():
             return longs
         found = self._found
         dates = [segment.block.kind(self.column.id) == "date" for segment in found.segments]
@@ -250,19 +252,20 @@ class Stats:
         return np.where(longs == MISSING, longs, longs * units)
 
 
-class Integers:
-    """A column of integers that can be written straight into an answer."""
+class IntegerColumn:
+    """An integer column that is written directly into an answer."""
 
     def __init__(self, found: FoundFiles, side: Side | None) -> None:
         self._found = found
         self._layout = None if side is None else side.layout
         self.nullable = self._layout is None or not _lookup.whole(self._layout, found._table)
-        """Whether one may be absent."""
+        """Whether a value may be absent."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:
-        """Fills `values` with `width` bytes each, 4 or 8, and `bits` (empty where not `nullable`) as Arrow has them.
+        """Fills `values` with 4 or 8 (`width`) bytes per value, and `bits` (empty unless `nullable`), in Arrow's
+        format.
 
-        Returns how many are absent.
+        Returns the number of absent values.
         """
         found = self._found
         bits[:] = bytes(len(bits))
@@ -277,20 +280,20 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
     numbers = prefix.whole_blocks(view)
     if numbers is None:
         return files_at(view, prefix.select(view).rows())
-    return FoundFiles(view, _places_of(view).whole.take(numbers, axis=0))
+    return FoundFiles(view, _layouts_of(view).whole.take(numbers, axis=0))
 
 
 def files_at(view: TableView, rows: Longs) -> FoundFiles:
-    """The data files at int64[files] rows of the view, ascending."""
+    """The data files at these row ids, int64[files], ascending."""
     if not len(rows):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
     ordinals, local = rows >> ROW_BITS, rows & ROW_MASK
     edges = np.flatnonzero(np.diff(ordinals)) + 1
     starts, ends = np.append(0, edges), np.append(edges, len(rows))
     counts, firsts = ends - starts, local[starts]
-    follow = local[ends - 1] - firsts + 1 == counts
+    consecutive = local[ends - 1] - firsts + 1 == counts
     numbers = np.searchsorted(view.ordinals, ordinals[starts])
-    segments = np.stack([numbers, np.where(follow, firsts, 0), counts, np.where(follow, -1, starts)], axis=1)
+    segments = np.stack([numbers, np.where(consecutive, firsts, 0), counts, np.where(consecutive, -1, starts)], axis=1)
     return FoundFiles(view, segments.astype(np.int64, copy=False), local)
 
 
@@ -302,80 +305,82 @@ def _of_form(sides: tuple[Side, ...], form: Form) -> Side | None:
 
 
 def _widened(strings: Strings, longs: Longs) -> Strings:
-    """Decimals that were written with 18 digits or fewer among longer ones."""
-    there = longs != MISSING
+    """Decimals stored with at most 18 digits, merged with longer ones into the 16-byte form."""
+    short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)
     matrix[strings.present != 0] = strings.data.reshape(-1, 16)
     high = np.where(longs < 0, (1 << 63) - 1, 1 << 63).astype(np.uint64)
     short = np.stack([high, longs.view(np.uint64)], axis=1).astype(">u8").view(np.uint8).reshape(rows, 16)
-    matrix[there] = short[there]
-    present = ((strings.present != 0) | there).astype(np.uint8)
+    matrix[short_present] = short[short_present]
+    present = ((strings.present != 0) | short_present).astype(np.uint8)
     ends = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(present, out=ends[1:])
     return Strings(ends * 16, matrix[present != 0].reshape(-1), present)
 
 
-# Where columns lie
+# Column layouts
 
 
-class _Places:
-    """Where columns lie in each block of a view, which depends on nothing but the view, and dies with it.
+class _Layouts:
+    """The layouts of columns in the blocks of a view. They depend only on the view, and are cached as long as it lives.
 
-    Each column is told as one side a form: a decimal that was widened past 18 digits has two.
+    Each column has one side per form: a decimal column widened past 18 digits has two forms.
     """
 
     def __init__(self, view: TableView) -> None:
         self.whole: Longs = np.zeros((len(view.blocks), 4), dtype=np.int64)
-        """int64[blocks, 4]: the segments that are all of each block."""
+        """int64[blocks, 4]: for each block, the segment of all of its rows."""
         self.whole[:, 0] = np.arange(len(view.blocks))
         self.whole[:, 2] = view.extents[:, 4]
         self.whole[:, 3] = -1
         self._sides: dict[tuple[str, int], tuple[Side, ...]] = {}
 
     def longs(self, view: TableView, name: str) -> tuple[Side, ...]:
-        known = self._sides.get(key := (name, _NUMBER))
-        return self._read(view, key, lambda block: _packed(block.long_column(name))) if known is None else known
+        cached = self._sides.get(key := (name, _NUMBER))
+        return self._read(view, key, lambda block: _packed(block.long_column(name))) if cached is None else cached
 
     def texts(self, view: TableView, name: str) -> tuple[Side, ...]:
-        known = self._sides.get(key := (name, _TEXT))
-        return self._read(view, key, lambda block: _packed(block.text_column(name))) if known is None else known
+        cached = self._sides.get(key := (name, _TEXT))
+        return self._read(view, key, lambda block: _packed(block.text_column(name))) if cached is None else cached
 
     def counts(self, view: TableView, name: str, column_id: int) -> tuple[Side, ...]:
-        known = self._sides.get(key := (name, column_id))
-        return self._read(view, key, lambda block: _count(block, name, column_id)) if known is None else known
+        cached = self._sides.get(key := (name, column_id))
+        return self._read(view, key, lambda block: _count(block, name, column_id)) if cached is None else cached
 
     def bounds(self, view: TableView, side: str, column_id: int) -> tuple[Side, ...]:
-        known = self._sides.get(key := (side, column_id))
-        if known is None:
-            known = self._read(view, key, lambda block: _packed(block.bound_column(side, column_id)))
-        return known
+        cached = self._sides.get(key := (side, column_id))
+        if cached is None:
+            cached = self._read(view, key, lambda block: _packed(block.bound_column(side, column_id)))
+        return cached
 
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
     ) -> tuple[Side, ...]:
         packed = [packed_of(block) for block in view.blocks]
         forms = sorted({column.form for column in packed if column is not None})
-        known = tuple(
-            Side(Form(form), [one if one is not None and one.form == form else None for one in packed], view)
+        sides = tuple(
+            Side(
+                Form(form), [column if column is not None and column.form == form else None for column in packed], view
+            )
             for form in forms
         )
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
-        self._sides[key] = known
-        return known
+        self._sides[key] = sides
+        return sides
 
 
 _NUMBER, _TEXT = -1, -2
-"""In place of a column's id, for what entries have once."""
-_kept: WeakKeyDictionary[TableView, _Places] = WeakKeyDictionary()
+"""Keys in place of a column id, for fields of manifest entries."""
+_cached_layouts: WeakKeyDictionary[TableView, _Layouts] = WeakKeyDictionary()
 
 
-def _places_of(view: TableView) -> _Places:
-    places = _kept.get(view)
-    if places is None:
-        places = _kept[view] = _Places(view)
-    return places
+def _layouts_of(view: TableView) -> _Layouts:
+    layouts = _cached_layouts.get(view)
+    if layouts is None:
+        layouts = _cached_layouts[view] = _Layouts(view)
+    return layouts
 
 
 def _packed(column: PackedColumn | None) -> Packed | None:

@@ -1,7 +1,7 @@
-"""Partitions of files found: which file lies in which, without an object per file, and what each adds up to.
+"""Groups found files by partition, without an object per file, and sums values per partition.
 
-Partitions are told apart as Iceberg tells them (spec, "Scan Planning", note 3): by spec and by values, floats by their
-bits but for NaN, which is one.
+Partitions are distinguished as in Iceberg (spec, "Scan Planning", note 3): by spec and values, floats by their bits
+except that all NaNs are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metaserver.planner.lookup.lookup import FoundFiles, Segment
 
 
 class PartitionFieldValue(NamedTuple):
-    """A value as a manifest has it, of the type that the field had then."""
+    """A value of a manifest, with the type that the field had when the manifest was written."""
 
     field_id: int
     kind: str
@@ -30,13 +30,13 @@ class PartitionTuple(NamedTuple):
 
 
 class FilesByPartition(NamedTuple):
-    """`numbers` int64[files]: places in `partitions`, which come in the order of their first files."""
+    """`numbers`, int64[files]: indexes into `partitions`, which are in the order of their first files."""
 
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]
 
     def sums(self, values: Longs) -> list[int]:
-        """Of one value a file, by partition; exact, and below zero counts as nothing."""
+        """The sum of one value per file, for each partition; exact. Negative values count as 0."""
         totals = np.zeros(len(self.partitions), dtype=np.int64)
         np.add.at(totals, self.numbers, np.maximum(values, 0))
         return [int(total) for total in totals]
@@ -45,21 +45,21 @@ class FilesByPartition(NamedTuple):
         return [int(count) for count in np.bincount(self.numbers, minlength=len(self.partitions))]
 
 
-def grouped(found: FoundFiles) -> FilesByPartition:
-    known: dict[tuple[object, ...], int] = {}
+def group_by_partition(found: FoundFiles) -> FilesByPartition:
+    number_of: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
     for segment in found.segments:
-        examples, alike = _alike(segment)
+        examples, group_of = _groups(segment)
         numbers = []
         for row in examples.tolist():
             partition = _partition(segment, row)
             key = (partition.spec_id, *((field.field_id, value_key(field.value)) for field in partition.fields))
-            number = known.setdefault(key, len(partitions))
+            number = number_of.setdefault(key, len(partitions))
             if number == len(partitions):
                 partitions.append(partition)
             numbers.append(number)
-        parts.append(np.array(numbers, dtype=np.int64)[alike])
+        parts.append(np.array(numbers, dtype=np.int64)[group_of])
     return FilesByPartition(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64), tuple(partitions))
 
 
@@ -71,32 +71,32 @@ def _partition(segment: Segment, row: int) -> PartitionTuple:
     )
 
 
-def _alike(segment: Segment) -> tuple[Longs, Longs]:
-    """(a row of the block for each of its partitions, int64[files]: which of those each file is like).
+def _groups(segment: Segment) -> tuple[Longs, Longs]:
+    """(a row of the block for each of its partitions, int64[files]: the index in the first of each file's partition).
 
-    In the order of their first files.
+    Partitions are in the order of their first files.
     """
     files = segment.files
-    alike = np.zeros(files, dtype=np.int64)
+    group_of = np.zeros(files, dtype=np.int64)
     rows = segment.local()
     for column in segment.block.partition_columns:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
             continue
         _, of_column = np.unique(_ordinals(column, rows), return_inverse=True)
-        # Renumbered after each column, so that the product stays below the square of the files.
-        _, alike = np.unique(alike * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
-    _, first, alike = np.unique(alike, return_index=True, return_inverse=True)
+        # Renumbered after each column, so that the product stays below the square of the number of files.
+        _, group_of = np.unique(group_of * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
+    _, first, group_of = np.unique(group_of, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    places = np.empty(len(order), dtype=np.int64)
-    places[order] = np.arange(len(order))
-    return rows[first[order]], places[alike]
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order))
+    return rows[first[order]], ranks[group_of]
 
 
 def _ordinals(column: PackedColumn, rows: Longs) -> Longs:
-    """int64[rows] that are equal where the column's values are."""
+    """int64[rows] that are equal if and only if the column's values are."""
     if column.packed.form == Form.STRINGS:
-        known: dict[bytes | None, int] = {}
-        return np.array([known.setdefault(text, len(known)) for text in strings(column, rows)], dtype=np.int64)
+        ids: dict[bytes | None, int] = {}
+        return np.array([ids.setdefault(text, len(ids)) for text in strings(column, rows)], dtype=np.int64)
     if column.packed.form == Form.INTEGERS:
         numbers = column.longs()[rows]
     else:

@@ -1,1 +1,1 @@
-"""The planner: from a request to a scan, and to the files of a plan table."""
+"""Planning: from a scan request to a `Scan`, and to the files of a plan table."""

@@ -1,10 +1,10 @@
-"""A plan as a table of its own: metadata with one snapshot, whose manifest list names the files that the plan kept.
+"""A plan as a table: metadata with one snapshot, whose manifest list names the files that the plan keeps.
 
-For engines that plan from manifests alone. The rules: nothing that a reader goes by changes. The snapshot keeps its id,
-sequence number and statistics, delete manifests are listed as they are, and so are data manifests that keep all of
-their live files. Of the others, what is left becomes EXISTING entries of new manifests, one for each partition spec,
-that say outright what the files had inherited: snapshot, sequence numbers, first row id (Iceberg spec, "Sequence Number
-Inheritance", "First Row ID Inheritance").
+It serves engines that plan from manifests alone. Everything else that a reader uses stays the same: the snapshot keeps
+its id, sequence number and statistics; delete manifests are listed unchanged, and so are data manifests that keep all
+of their live files. The kept files of the other manifests become EXISTING entries of new manifests, one for each
+partition spec. These entries state explicitly what the files inherit: snapshot, sequence numbers, first row id (Iceberg
+spec, "Sequence Number Inheritance", "First Row ID Inheritance").
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from metaserver.planner.scan.scan import Scan
 
 GC_ENABLED = "gc.enabled"
 _AT_ONCE = 16
-"""Manifests read and decoded at once for one plan."""
+"""Manifests that one plan reads and decodes concurrently."""
 _IN_THREAD_ENTRIES = 50
-"""More, of manifests or of manifest lists, are taken and written beside the event loop."""
+"""Larger numbers of entries of manifests or manifest lists are processed in a thread."""
 
 
 class ManifestPart(NamedTuple):
     """A data manifest of which a plan keeps some files."""
 
     manifest: ManifestFile
-    """With the partition spec that the manifest itself says."""
+    """With the partition spec id that the manifest itself states."""
     rows: Longs
-    """Of its live entries, those that are kept, ascending."""
+    """Its kept live entries, ascending."""
 
 
 class KeptManifests(NamedTuple):
-    """What a plan keeps of a snapshot's manifests."""
+    """The manifests and parts of manifests of a snapshot that a plan keeps."""
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]
@@ -64,19 +64,19 @@ class KeptManifests(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """That have to be written anew."""
+        """Entries to write to new manifests."""
         return sum(len(part.rows) for part in self.parts)
 
 
 class PlanFiles(NamedTuple):
-    """Files to be stored, the metadata file last, and what it says."""
+    """The files to store, the metadata file last, and the metadata that it holds."""
 
     files: tuple[tuple[str, bytes], ...]
     metadata: TableMetadata
 
 
-def kept_of(scan: Scan, format_version: int) -> KeptManifests:
-    """What is left of each manifest of the scan's snapshot."""
+def kept_manifests(scan: Scan, format_version: int) -> KeptManifests:
+    """Which entries of each manifest of the scan's snapshot are kept."""
     view = scan.view
     numbers, local = view.split(scan.rows)
     whole, parts = [], []
@@ -84,25 +84,28 @@ def kept_of(scan: Scan, format_version: int) -> KeptManifests:
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
         block = view.blocks[number]
         manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
-        if len(rows) == block.rows and _can_be_listed(manifest, format_version):
+        if len(rows) == block.rows and _has_required_fields(manifest, format_version):
             whole.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
     return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests)
 
 
-def _can_be_listed(manifest: ManifestFile, format_version: int) -> bool:
-    """Whether its manifest list, which may be of an older version, says all that a new one has to."""
-    said: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
+def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
+    """Whether the manifest list, possibly of an older format version, has all fields that a new list requires."""
+    required: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
     if format_version > 1:
-        said += manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count
-        said += manifest.added_rows_count, manifest.existing_rows_count, manifest.deleted_rows_count
-    return None not in said
+        required += manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count
+        required += manifest.added_rows_count, manifest.existing_rows_count, manifest.deleted_rows_count
+    return None not in required
 
 
 class PlanWriter:
-    """Belongs to one event loop. Remembers what it decoded, within `budget_bytes`: whoever looks up one row of a table
-    will look up others. `limit_bytes`: of one manifest."""
+    """Writes plan tables. Belongs to one event loop.
+
+    Caches decoded manifests within `budget_bytes`, because lookups of single rows of a table repeat. `limit_bytes` is
+    the limit of one manifest.
+    """
 
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
         self._objects = objects
@@ -113,16 +116,21 @@ class PlanWriter:
     async def write(
         self, kept: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
     ) -> PlanFiles:
-        """The plan table's files, none of them stored yet, at `{location}-{plan_id}…`. Corrupt naming a manifest."""
+        """Encodes the plan table's files, named `{location}-{plan_id}…`, without storing them.
+
+        Corrupt, with the manifest's path, if a manifest cannot be read.
+        """
         entries: list[ManifestEntry] = []
-        # Some at a time: of a large table all of them, decoded, are more than the memory there is.
+        # In batches: all decoded manifests of a large table do not fit in memory.
         for at in range(0, len(kept.parts), _AT_ONCE):
             parts = kept.parts[at : at + _AT_ONCE]
             decoded = await asyncio.gather(*(self._manifest(part.manifest) for part in parts))
-            for one, part in zip(decoded, parts, strict=True):
+            for manifest, part in zip(decoded, parts, strict=True):
                 small = len(part.rows) <= _IN_THREAD_ENTRIES
                 entries += (
-                    _taken(one, part, metadata) if small else await asyncio.to_thread(_taken, one, part, metadata)
+                    _kept_entries(manifest, part, metadata)
+                    if small
+                    else await asyncio.to_thread(_kept_entries, manifest, part, metadata)
                 )
         work = partial(plan_files, kept, entries, metadata, snapshot, location, plan_id)
         small = len(entries) + len(kept.whole) + len(kept.deletes) <= _IN_THREAD_ENTRIES
@@ -130,32 +138,32 @@ class PlanWriter:
 
     async def _manifest(self, manifest: ManifestFile) -> DecodedManifest:
         path = manifest.manifest_path
-        found = self._decoded.get(path)
-        if found is None:
-            found = await self._reading.run(path, lambda: self._read(manifest))
-            self._decoded.put(path, found, size_of(found))
-        return found
+        decoded = self._decoded.get(path)
+        if decoded is None:
+            decoded = await self._reading.run(path, lambda: self._read(manifest))
+            self._decoded.put(path, decoded, size_of(decoded))
+        return decoded
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:
         path = manifest.manifest_path
         try:
             data = await self._objects.read(path, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            raise Corrupt(f"The manifest {path} is gone from storage") from None
+            raise Corrupt(f"The manifest {path} is not in storage") from None
         if len(data) < manifest.manifest_length:
-            # Avro cannot tell: cut off between two of its blocks, it reads as a whole file.
-            raise Corrupt(f"Manifest {path} has {len(data)} bytes; its list says {manifest.manifest_length}")
+            # Avro does not detect this: a file that ends between two of its blocks is valid.
+            raise Corrupt(f"Manifest {path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}")
         return await asyncio.to_thread(decode_manifest, data, path)
 
 
-def _taken(decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The entries that are kept, with all that they inherit."""
+def _kept_entries(decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata) -> list[ManifestEntry]:
+    """The kept entries, with all inherited fields filled in."""
     first = part.manifest.first_row_id
     if first is not None:
         own, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
-        taken = np.where(own == MISSING, counts, 0)
-        given = np.where(own == MISSING, first + np.cumsum(taken) - taken, own)
-        decoded = replace(decoded, longs={**decoded.longs, "first_row_id": given})
+        assigned = np.where(own == MISSING, counts, 0)
+        row_ids = np.where(own == MISSING, first + np.cumsum(assigned) - assigned, own)
+        decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
     return entries_of(rows_of(decoded, part.rows), part.manifest, metadata)
 
 
@@ -167,10 +175,10 @@ def plan_files(
     location: str,
     plan_id: str,
 ) -> PlanFiles:
-    """`entries` are those of `kept.parts`, with all that they inherit. Pure."""
+    """The files of a plan table. `entries` are those of `kept.parts`, with inherited fields filled in. Pure."""
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
-        version -= 1  # of before the table was upgraded: its files have no row ids, and none are to be made up
+        version -= 1  # a snapshot from before the table's upgrade: its files have no row ids, and get none
     files = list(_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
     paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
     listed = [
@@ -203,23 +211,23 @@ def plan_files(
 def _new_manifests(
     entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
 ) -> Iterator[tuple[ManifestFile, bytes]]:
-    """One for each partition spec, without its path."""
+    """One manifest for each partition spec, without a path."""
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
     for spec_id, mine in sorted(by_spec.items()):
         made = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
         described = made.described("", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number)
-        # Every entry says its own; version 3 wants one of the manifest all the same.
+        # Every entry has its own; version 3 also requires the field of the manifest.
         ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), made.data
 
 
 def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
-    """The table's metadata with this snapshot alone, current.
+    """The table's metadata with this snapshot alone, as the current one.
 
-    Its location is a folder where nothing lies, and its files are nobody's to delete: an engine that is told to remove
-    what the table does not name would otherwise remove the files that the plan left out.
+    Its location is an empty folder, and `gc.enabled` is false: an engine that removes orphan files would otherwise
+    remove the files that the plan leaves out.
     """
     snapshot_id = snapshot.snapshot_id
     return msgspec.structs.replace(

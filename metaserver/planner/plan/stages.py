@@ -1,7 +1,7 @@
-"""The pruning of one plan: the stages that narrow a view's files down to those that can hold a matching row.
+"""The pruning stages of one plan, which narrow a view's files to those that can hold a matching row.
 
-The rule kept: the cheapest first, each on what the one before it left, and none that the filter does not need. What is
-not checked within the time budget is kept.
+The cheapest stage runs first, each on the files that the previous stage left; a stage that the filter does not need is
+left out. Files that are not checked within the time budget are kept.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _NOT_COUNTED = (-1, -1)
 
 
 class PruningInput(NamedTuple):
-    """What is pruned. `files` are the live files of the snapshot, those of manifests that the view leaves out
-    included."""
+    """The input of pruning. `files`: live files of the snapshot, including those of manifests that the view
+    leaves out.
+    """
 
     view: TableView
     deletes: DeleteIndex
@@ -38,7 +39,7 @@ class PruningInput(NamedTuple):
 
 
 def prune(
-    subject: PruningInput,
+    pruning_input: PruningInput,
     bound_scan: BoundScan,
     expired: Callable[[], bool],
     clock: Clock,
@@ -46,23 +47,25 @@ def prune(
     probe: Probe | None = None,
     loaded_us: int | None = None,
 ) -> Scan:
-    """The files that are left, and the stages on the way. With `loaded_us`, how long it took to have the manifests,
-    that is the first stage, and files and bytes are counted at each."""
+    """Runs the stages, and returns the files left.
+
+    `loaded_us`, the time to load the manifests, adds a first stage and turns on the counts of files and bytes.
+    """
     counted = loaded_us is not None
-    selection = Selection.everything(subject.view)
+    selection = Selection.everything(pruning_input.view)
     stages: list[Stage] = []
     size = selection.size() if counted else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
-    for name, narrow in _steps(subject, bound_scan, expired, probe):
+    for name, narrow in _steps(pruning_input, bound_scan, expired, probe):
         before_s = clock.monotonic()
         narrow(selection)
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
     return Scan(
-        subject.view,
-        subject.deletes,
+        pruning_input.view,
+        pruning_input.deletes,
         selection.rows(),
         schema=bound_scan.schema,
         bound=bound_scan.bound,
@@ -70,41 +73,45 @@ def prune(
         metadata=_without_history(bound_scan.metadata),
         stages=tuple(stages),
         snapshot_id=bound_scan.snapshot_id,
-        considered=subject.files,
+        considered=pruning_input.files,
         complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
         indexes=() if probe is None else probe.used,
     )
 
 
 def _steps(
-    subject: PruningInput, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
+    pruning_input: PruningInput, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
 ) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-    """What narrows the selection, by name, the cheapest first."""
+    """The stages that narrow the selection, with their names, the cheapest first."""
     if bound_scan.request.incremental:
         ids = {snapshot.snapshot_id for snapshot in appended(bound_scan.metadata, bound_scan.request)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
-    if bound_scan.is_unfiltered:  # of a filter that is true of all rows, files without rows are left out
+    if bound_scan.is_unfiltered:  # a filter that is true for all rows still leaves out files without rows
         return
-    by_spec = {number: demand for number, demand in bound_scan.demands.items() if number in subject.view.specs}
-    if any(demand != TRUE for demand in by_spec.values()):
+    by_spec = {
+        spec_id: expression
+        for spec_id, expression in bound_scan.partition_filters.items()
+        if spec_id in pruning_input.view.specs
+    }
+    if any(expression != TRUE for expression in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
     yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
     if bound_scan.dynamic_filters:
-        yield "join_keys", partial(_narrow_by_members, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
+        yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
     if probe is not None:
         yield from probe.steps(expired)
 
 
-def _narrow_by_members(
+def _narrow_by_keys(
     selection: Selection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
 ) -> None:
-    """By statistics of the columns that joins ask about."""
-    for one in dynamic_filters:
+    """Narrows by statistics of the columns that have dynamic filters."""
+    for dynamic_filter in dynamic_filters:
         if expired():
             return
-        narrow_to_keys(selection, one.column_id, one.kind, one.keys)
+        narrow_to_keys(selection, dynamic_filter.column_id, dynamic_filter.kind, dynamic_filter.keys)
 
 
 def _without_history(metadata: TableMetadata) -> TableMetadata:
-    """For plans that are kept: thousands of snapshots would be kept with each."""
+    """Metadata for cached plans, without the history, which may have thousands of snapshots."""
     return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})

@@ -1,8 +1,9 @@
-"""What a join demands of a column: that its value is one of these keys. Beside the filter, not in it: a hundred
-thousand values would be written out, hashed and compared value by value wherever a filter is.
+"""Dynamic filters (Trino's term): the condition, from a join, that a column's value is one of a set of keys.
 
-The rule it keeps: few keys are a predicate like any other (`IN`), for which every kind of index, transform and
-statistic is of use; of many, what is asked is asked in bulk. All are conjuncts of the filter, and null is none of them.
+They are separate from the filter expression, because an expression compares, hashes and writes its values one by one,
+which is too slow for a hundred thousand keys. A filter with few keys becomes an `IN` predicate, which every index kind,
+transform and statistic supports; one with many keys is evaluated in bulk. All dynamic filters are conjuncts of the
+filter. Null is never a key.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from metaserver.index.keys.keys import has_codes
 from metaserver.planner.pruning.file_pruning import packed_key
 
 FEW = 200
-"""So many keys are a predicate."""
+"""Dynamic filters with at most this many keys become a predicate."""
 LISTED_MAX = 5_000
-"""So many are listed for partitions; of more, the range that they span."""
+"""At most this many keys are listed as a condition on partitions; of more, their range is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class DynamicFilter:
-    """`keys` are of type `kind`, the column's. `name` is the column's full name."""
+    """`keys` are of type `kind`, the column's type. `name` is the column's full name."""
 
     column_id: int
     name: str
@@ -38,15 +39,15 @@ class DynamicFilter:
 
     @property
     def text(self) -> str:
-        """By which it is told from others."""
+        """Identifies the filter, for cache keys."""
         return f"{self.column_id} {self.keys.digest}"
 
     @cached_property
     def spanned(self) -> Expression:
-        """What every row that matches satisfies: the keys themselves, or where they are very many, their range."""
+        """A condition that every matching row satisfies: the keys themselves or, for very many keys, their range."""
         try:
             return self._spanned()
-        except UnicodeDecodeError:  # nobody checks that what is in a file as text is text
+        except UnicodeDecodeError:  # nothing validates strings in data files as UTF-8
             return self._predicate(Op.NOT_NULL)
 
     def _spanned(self) -> Expression:
@@ -55,15 +56,15 @@ class DynamicFilter:
         if len(self.keys) == 1:
             return self._predicate(Op.EQ, self._value(0))
         if len(self.keys) <= LISTED_MAX:
-            # Ascending, as keys are: values of these types have the order of their keys.
+            # Keys ascend, and values of these types have the order of their keys.
             return self._predicate(Op.IN, *(self._value(place) for place in range(len(self.keys))))
-        if self.kind == "uuid":  # whose order is not the same for everybody
+        if self.kind == "uuid":  # clients differ about the order of UUIDs
             return self._predicate(Op.NOT_NULL)
         low, high = self._value(0), self._value(len(self.keys) - 1)
         return all_of(self._predicate(Op.GT_EQ, low), self._predicate(Op.LT_EQ, high))
 
     def in_partitions(self, spec: PartitionSpec) -> Expression:
-        """What the partition of every row that matches satisfies."""
+        """The condition on partition values that every matching row satisfies."""
         return inclusive(self.spanned, spec) if spec.fields_of(self.column_id) else TRUE
 
     def _predicate(self, op: Op, *values: Value) -> Bound:
@@ -77,13 +78,13 @@ class DynamicFilter:
         return value_of(Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, packed_key(key, self.kind))
 
 
-def parted(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
-    """(those with few keys as an expression, the others), both in an order that does not depend on the one given."""
-    ordered = sorted(dynamic_filters, key=lambda one: one.text)
-    few = [one.spanned for one in ordered if len(one.keys) <= FEW]
-    return all_of(*few), tuple(one for one in ordered if len(one.keys) > FEW)
+def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
+    """(filters with few keys as an expression, the other filters), both in an order independent of the input's."""
+    ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
+    few = [dynamic_filter.spanned for dynamic_filter in ordered if len(dynamic_filter.keys) <= FEW]
+    return all_of(*few), tuple(dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) > FEW)
 
 
 def narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:
-    """Those with the fewest keys first."""
-    return tuple(sorted(dynamic_filters, key=lambda one: len(one.keys)))
+    """The filters, those with the fewest keys first."""
+    return tuple(sorted(dynamic_filters, key=lambda dynamic_filter: len(dynamic_filter.keys)))

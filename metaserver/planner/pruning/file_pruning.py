@@ -1,12 +1,12 @@
 """Pruning: narrow a selection of files by an expression on their partition values, then on their column statistics.
 
-The rule it keeps: a file leaves only when its partition values or statistics prove that no row of it matches, in the
-meaning of every client: where two order zeros or UUIDs differently, both must agree. What is missing, of another type,
-or reached after the time budget, proves nothing.
+A file is removed only if its partition values or statistics prove that none of its rows matches for any client: where
+clients order zeros or UUIDs differently, the proof holds in both orders. A value that is missing, of another type, or
+not reached within the time budget proves nothing.
 
-Everything reduces to one-sided comparisons, which the kernels do (`metaserver/index/kernels/_scan.pyx`): a column's
-least value is at most x where some bound allows it, and so on (Iceberg Java's InclusiveMetricsEvaluator, which this
-never exceeds but for the zeros). Conjunctions narrow one after another; disjunctions are unions of narrowed copies.
+Everything reduces to one-sided comparisons in kernels (`metaserver/index/kernels/_scan.pyx`), such as: the column's
+minimum may be at most x. The result never keeps fewer files than Iceberg Java's InclusiveMetricsEvaluator, except for
+zeros. A conjunction narrows by one child after another; a disjunction is the union of narrowed copies.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ from metaserver.planner.view.view import ColumnStatistics, Flags, PartitionValue
 LE, LT, GE, GT = 0, 1, 2, 3
 _OPS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
 _POSITIVE = frozenset({*_OPS, Op.EQ, Op.IN, Op.STARTS_WITH})
-"""Of these only a value can match that lies beside the literals."""
+"""Operators that match only values near the literals."""
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 IN_LIMIT = 200
-"""Longer lists of strings are taken as their range; numbers are searched whatever their count."""
+"""Longer lists of strings are replaced by their range; lists of numbers have no limit."""
 Key = int | float | bytes
 Sides = tuple[Side, ...]
 
 
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
-    """`by_spec`: for each partition spec id what the filter demands of its partition values (`projection.inclusive`).
-    Files of a spec that is not in it are kept."""
+    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`). Files of
+    other specs are kept.
+    """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         _narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
         return
     spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
-        mine = spec_ids == spec_id
-        part = Selection(selection.view, np.where(mine, selection.state, 0).astype(np.uint8), selection.mask)
+        of_spec = spec_ids == spec_id
+        part = Selection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
         _narrow(part, expression, _partition_leaf, expired)
-        selection.state[mine] = part.state[mine]
+        selection.state[of_spec] = part.state[of_spec]
 
 
 def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
-    """By record counts, bounds, null and NaN counts, as bound predicates on columns ask."""
+    """Narrows by record counts, bounds, null counts and NaN counts, for bound predicates on columns."""
     uncounted = _narrow_by_record_count(selection)
     _narrow(selection, expression, _stats_leaf, expired)
     if uncounted is not None:
@@ -64,9 +65,11 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
 
 
 def _narrow_by_record_count(selection: Selection) -> Selection | None:
-    """Drops files without rows. Returns those whose rows nobody counted (imported Avro files have -1): they stay."""
+    """Removes files without rows. Returns the files with an unknown record count (-1 in imported Avro files), which are
+    kept.
+    """
     uncounted: Selection | None = None
-    for number in selection.view.odd_counts:
+    for number in selection.view.blocks_with_empty_files:
         if not selection.state[number]:
             continue
         counts = selection.view.blocks[number].longs("record_count")
@@ -74,7 +77,7 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
             if uncounted is None:
                 uncounted = selection.copy()
                 uncounted.clear()
-            uncounted.take(number, selection)
+            uncounted.copy_block(number, selection)
             uncounted.keep(number, counts < 0)
         selection.keep(number, counts != 0)
     return uncounted
@@ -94,15 +97,15 @@ def _narrow(
                 return
             _narrow(selection, child, leaf, expired)
     elif isinstance(expression, Or):
-        ways = [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
-        narrow_to_any(selection, ways, expired)
+        branches = [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
+        narrow_to_any(selection, branches, expired)
     else:
         assert isinstance(expression, Bound)
         leaf(selection, expression)
 
 
 def _cost(expression: Expression) -> int:
-    """Cheapest first: fixed-width comparisons, then strings, then what has branches."""
+    """Evaluation order: fixed-width comparisons, then strings, then nested expressions."""
     if isinstance(expression, Bound):
         return 1 if form_of(expression.kind) is Form.STRINGS else 0
     return 2 if isinstance(expression, And) else 3
@@ -113,7 +116,7 @@ def _cost(expression: Expression) -> int:
 
 def _stats_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
-        return  # values are counted there, not rows
+        return  # statistics count elements of lists and maps, not rows
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
@@ -126,7 +129,7 @@ def _stats_leaf(selection: Selection, bound: Bound) -> None:
         _drop(selection, column, column.nans_only, _nans_only)
         _narrow_by_bounds(selection, column, bound)
     elif op in _NEGATIVE:
-        _narrow_to_unlike(selection, column, bound)
+        _narrow_by_exclusion(selection, column, bound)
     elif op is Op.IS_NULL:
         _drop(selection, column, column.no_nulls, _no_nulls)
     elif op is Op.NOT_NULL:
@@ -160,7 +163,9 @@ def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 
 
 def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
-    """Drops the rows of which `test` holds; `flags` says for which blocks that is none (0), all (1) or some (2)."""
+    """Removes the files for which `test` is true; `flags` states for which rows of a block: none (0), all (1), some
+    (2).
+    """
     if flags is None:
         return
     selection.state[flags == 1] = 0
@@ -181,7 +186,7 @@ def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bou
     if op in _OPS:
         narrow = partial(_compare, column=column, op=_OPS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
-            narrow_to_any(selection, [narrow, *_ways_across_orders(column)])
+            narrow_to_any(selection, [narrow, *_conditions_across_orders(column)])
         else:
             narrow(selection)
     elif op is Op.EQ:
@@ -202,15 +207,16 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
             _run(selection, side, op, key, uuid=kind == "uuid")
 
 
-def _ways_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
-    """Ways in which bounds of uuids may be of another order than a reader's: just one of them has the first bit, or is
-    there at all. What lies between them in the one order may be less than both, or greater, in the other."""
+def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
+    """Conditions under which the bounds of UUIDs may be in another order than a reader's: exactly one bound has the
+    first bit set, or exists. Values between two such bounds in one order may be outside them in the other order.
+    """
 
     def narrow(selection: Selection, lower: int, upper: int) -> None:
         _compare_keys(selection, column.lower, lower, b"\x80")
         _compare_keys(selection, column.upper, upper, b"\x80")
 
-    # Those that lack a bound: no uuid is less than the one key, none greater than the other.
+    # Files without a bound: no UUID is less than the first key, and none is greater than the second.
     unbounded = [
         partial(_compare_keys, sides=column.lower, op=LT, key=b""),
         partial(_compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
@@ -236,9 +242,9 @@ def _run(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> 
 
 
 def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> None:
-    """-0.0 and 0.0 are one value to SQL and two in Iceberg's order: a file is kept when either matches.
+    """Treats -0.0 and 0.0 as equal, as SQL does, and as ordered, as Iceberg does: a file is kept if either matches.
 
-    x < 0.0 may match a row with -0.0, and x > -0.0 one with 0.0.
+    x < 0.0 may match a row with -0.0, and x > -0.0 a row with 0.0.
     """
     strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
     if not strict:
@@ -257,8 +263,10 @@ def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> Non
     selection.add(other)
 
 
-def _narrow_to_unlike(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: only a file without nulls and NaN whose every row is such a value can leave."""
+def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
+    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: removes only files without null and NaN whose rows all have an excluded
+    value.
+    """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
     floats = form_of(bound.kind) is Form.FLOATS
@@ -272,7 +280,7 @@ def _narrow_to_unlike(selection: Selection, column: ColumnStatistics, bound: Bou
     part = Selection(selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy())
     for value in bound.values:
         if not (floats and value == 0):
-            narrow_to_any(part, _unlike(column, bound, value))
+            narrow_to_any(part, _conditions_unlike(column, bound, value))
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
@@ -283,18 +291,20 @@ def _narrow_to_unlike(selection: Selection, column: ColumnStatistics, bound: Bou
         selection.keep(number, kept)
 
 
-def _unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
-    """Ways in which bounds show a value other than `value` (NOT_STARTS_WITH: one that does not begin with it)."""
+def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
+    """Conditions under which the bounds show a value other than `value` (NOT_STARTS_WITH: a value without the
+    prefix).
+    """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
             partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
             partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
         ]
-    return _ways_beside_prefix(column.lower, column.upper, value)
+    return _conditions_outside_prefix(column.lower, column.upper, value)
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """IN: some member lies between the bounds."""
+    """IN: some listed value is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
@@ -309,7 +319,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
 
 
 def _integer_sides(column: ColumnStatistics) -> tuple[Side, Side] | None:
-    """Lower and upper bounds where all of them are integers."""
+    """Lower and upper bounds, if all of them are integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -317,7 +327,7 @@ def _integer_sides(column: ColumnStatistics) -> tuple[Side, Side] | None:
 
 
 def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
-    """By bounds and null counts: keeps files that may hold one of the keys, of which there are some."""
+    """By bounds and null counts: keeps files that may contain one of the keys, of which there is at least one."""
     column = selection.view.stats(column_id, kind)
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":
@@ -336,18 +346,19 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
 
 
 def packed_key(key: int | bytes, kind: str) -> int | bytes:
-    """A key of an index as statistics have it."""
+    """An index key as column statistics encode it."""
     return key if isinstance(key, bytes) else key - _bias(kind)
 
 
 def _bias(kind: str) -> int:
-    """What codes of integers have above their values (`keys.py`)."""
+    """The offset of integer codes from their values (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
-    """Whether the first of these is the least and the last the greatest by signed halves, too: some writers' bounds are
-    in that order, in which others may be the extremes."""
+    """Whether the first is the least and the last the greatest also in the order of signed halves, in which some
+    writers compute bounds.
+    """
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
 
@@ -357,26 +368,26 @@ def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Val
 
 
 def _run_in(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:
-    """Keeps rows with one of the integers that `bound` lists between lower and upper."""
+    """Keeps files whose range, lower to upper, contains one of the integers that `bound` lists."""
     keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
     _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
 
 
 def _narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Value) -> None:
-    """STARTS_WITH: some value between lower and upper begins with `value`."""
+    """STARTS_WITH: some value between lower and upper has the prefix `value`."""
     prefix = _text(value)
     _compare_keys(selection, upper, GE, prefix)
     if following := after_prefix(prefix):
         _compare_keys(selection, lower, LT, following)
 
 
-def _ways_beside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
-    """NOT_STARTS_WITH: ways in which lower and upper show that not every value between them begins with `value`."""
+def _conditions_outside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
+    """NOT_STARTS_WITH: conditions under which some value between lower and upper lacks the prefix `value`."""
     prefix = _text(value)
-    ways: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=lower, op=LT, key=prefix)]
+    conditions: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=lower, op=LT, key=prefix)]
     if following := after_prefix(prefix):
-        ways.append(partial(_compare_keys, sides=upper, op=GE, key=following))
-    return ways
+        conditions.append(partial(_compare_keys, sides=upper, op=GE, key=following))
+    return conditions
 
 
 def _text(value: Value) -> bytes:
@@ -421,7 +432,7 @@ def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) 
         _narrow_to_prefix(selection, column.sides, column.sides, values[0])
     elif op is Op.NOT_STARTS_WITH:
         nulls = partial(_keep_nulls, column=column, nulls=True)
-        narrow_to_any(selection, [nulls, *_ways_beside_prefix(column.sides, column.sides, values[0])])
+        narrow_to_any(selection, [nulls, *_conditions_outside_prefix(column.sides, column.sides, values[0])])
 
 
 def _compare_values(
@@ -449,7 +460,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
 
 
 def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN: null matches."""
+    """NOT_EQ, NOT_IN; null matches both."""
     if len(bound.values) > IN_LIMIT:
         return
     for value in bound.values:
@@ -464,7 +475,7 @@ def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bou
 
 
 def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -> None:
-    """Keeps files whose value is null, or those whose value is not."""
+    """Keeps files whose value is null, or files whose value is not null."""
     if not column.has_nulls:
         if nulls:
             selection.clear()
@@ -478,8 +489,9 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
 
 
 def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Partition values of float and double: rare, so row by row in numpy. NaN is greater than every number, as in
-    Java; a zero equals the other zero."""
+    """Partition values of float and double: rare, so numpy evaluates them block by block. NaN is greater than every
+    number, as in Java; the two zeros are equal.
+    """
     for number in np.flatnonzero(selection.state).tolist():
         packed = column.packed[number]
         block = selection.view.blocks[number]
@@ -504,13 +516,13 @@ def _float_matches(
         return nan
     if op is Op.NOT_NAN:
         return ~nan
-    found: npt.NDArray[np.bool_]
+    matches: npt.NDArray[np.bool_]
     if op in (Op.IN, Op.EQ):
-        found = present & np.isin(values, keys)
+        matches = present & np.isin(values, keys)
     elif op in (Op.NOT_IN, Op.NOT_EQ):
-        found = ~present | ~np.isin(values, keys) | (values == 0)
+        matches = ~present | ~np.isin(values, keys) | (values == 0)
     elif op in (Op.LT, Op.LT_EQ):
-        found = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
+        matches = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
     else:
-        found = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
-    return found
+        matches = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
+    return matches

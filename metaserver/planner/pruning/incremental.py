@@ -1,4 +1,4 @@
-"""Incremental scans: the files that appends added."""
+"""Incremental scans: files that appends added."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from metaserver.planner.view.selection import Selection
 
 
 def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
-    """Keeps entries that one of the snapshots added; an entry without a snapshot id has its manifest's."""
+    """Keeps the entries that one of the snapshots added; an entry without a snapshot id inherits its manifest's."""
     view = selection.view
-    wanted = np.array(sorted(snapshot_ids), dtype=np.int64)
+    appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)
     for number in np.flatnonzero(selection.state).tolist():
         block = view.blocks[number]
         ids = block.longs("snapshot_id")
         ids = np.where(ids == MISSING, view.manifests[number].added_snapshot_id or MISSING, ids)
-        selection.keep(number, (block.longs("status") == ADDED) & np.isin(ids, wanted))
+        selection.keep(number, (block.longs("status") == ADDED) & np.isin(ids, appended_ids))

@@ -1,7 +1,7 @@
-"""Which manifests a plan needs at all, by the partition summaries in the manifest list (Java: ManifestEvaluator).
+"""Manifest pruning by the partition summaries of the manifest list (Java: ManifestEvaluator).
 
-For plans on snapshots that are not in memory: what a summary rules out need not be read. A summary that is missing,
-or that does not decode, rules nothing out.
+Plans on snapshots that are not in memory do not read a manifest that its summaries rule out. A summary that is missing
+or does not decode rules out nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from metaserver.index.blocks.packing import Form, form_of, key_of
 Key = int | float | bytes
 
 
-def needed(
+def needed_manifests(
     manifests: Sequence[ManifestFile], by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]
 ) -> list[int]:
-    """Numbers of the manifests that may list a file whose partition satisfies its spec's expression."""
+    """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
     fields = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
     keys = _Keys()
     return [
@@ -35,16 +35,16 @@ def needed(
 
 
 class _Keys:
-    """The values of predicates as keys, ascending: made once for all manifests, since lists may be long."""
+    """The values of predicates as sorted keys, computed once for all manifests because lists may be long."""
 
     def __init__(self) -> None:
-        self._known: dict[int, list[Any]] = {}
+        self._cached: dict[int, list[Any]] = {}
 
     def of(self, bound: Bound, form: Form) -> list[Any]:
-        found = self._known.get(id(bound))  # who asks holds the predicate
-        if found is None:
-            found = self._known[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
-        return found
+        keys = self._cached.get(id(bound))  # the caller keeps the predicate alive, so its id is unique
+        if keys is None:
+            keys = self._cached[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
+        return keys
 
 
 def _may_hold(
@@ -68,9 +68,9 @@ def _may_match(bound: Bound, summary: FieldSummary, keys: _Keys) -> bool:
     if bound.op is Op.IS_NAN:
         return summary.contains_nan is not False
     if form is None or form is Form.FLOATS or bound.kind == "uuid":
-        return True  # NaN, the zeros and the order of UUIDs: the values themselves will tell
+        return True  # NaN, the zeros and the order of UUIDs: only the values themselves decide
     if summary.lower is None and summary.upper is None:
-        # Writers leave both out where every value is null.
+        # Writers omit both if every value is null.
         return bound.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH) or summary.contains_null is not True
     low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
     return low is None or high is None or _overlaps(bound.op, keys.of(bound, form), low, high)

@@ -1,14 +1,14 @@
-"""What a predicate means for the keys of an index: the ranges of keys that match, and whether null and NaN do.
+"""The meaning of a predicate for index keys: which key ranges match, and whether null and NaN match.
 
-Clients do not agree on zeros, NaN and uuids (`iceberg/expressions/evaluation.py`). Indexes know nothing of that: they
-answer ranges over ordered keys, exactly, and who asks decides here in whose meaning:
+Clients differ about zeros, NaN and UUIDs (`iceberg/expressions/evaluation.py`). An index answers ranges over ordered
+keys exactly; the caller chooses the semantics of the comparison:
 
-- POSSIBLE, for pruning: whatever matches to any client. What is left out matches to none.
-- ICEBERG, as Java's evaluator: -0.0 is below 0.0, NaN above every number.
-- SQL, as IEEE 754 and Trino: zeros are equal, NaN is in no order and equal to nothing.
+- POSSIBLE, for pruning: everything that matches for any client. What it excludes matches for none.
+- ICEBERG, as Java's evaluator: -0.0 is less than 0.0, NaN is greater than every number.
+- SQL, as IEEE 754 and Trino: the zeros are equal, NaN is unordered and equal to nothing.
 
-Null follows Iceberg in all three: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it. SQL's own "not" has a
-`not-null` beside it by the time it is an expression (`sql.py`).
+Null follows Iceberg in all three: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it. The conversion from SQL
+(`sql.py`) adds a `not-null` to a negation.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ComparisonSemantics(Enum):
 
 
 def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
-    """The keys, made of values of type `kind`, that match a predicate on a term of that or a comparable type.
+    """The keys of type `kind` that match a predicate on a term of that type or a comparable type.
 
-    None where ranges cannot say it: the order of uuids, about which clients differ, and values that keys of this kind
-    do not reach (a decimal that was widened since).
+    None if ranges cannot express it: comparisons of UUIDs, whose order differs between clients, and values that keys of
+    this type cannot represent (a decimal column that was widened since).
     """
     try:
         return _key_ranges(predicate, kind, semantics)
@@ -67,15 +67,16 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
 
 
 def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
-    """Whether a zero among the values stands for the other one, too: for what has to be equal it does when it may, for
-    what has to differ only when it must."""
+    """Whether a zero among the values also stands for the other zero. For equality it does if any client treats them as
+    equal; for inequality only if every client does.
+    """
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 
 
 def _ordered(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
     below = op in (Op.LT, Op.LT_EQ)
     closed = op in (Op.LT_EQ, Op.GT_EQ)
-    # As keys -0.0 comes before 0.0, which is Java's order. To others the two are equal.
+    # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal.
     equal = semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and closed)
     if kind in FLOATS and value == 0 and equal:
         value = 0.0 if below == closed else -0.0
@@ -87,7 +88,7 @@ def _points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[Key
     keys: set[Key] = set()
     for value in values:
         zero = kind in FLOATS and value == 0
-        keys.update(key_of(one, kind) for one in ((-0.0, 0.0) if zero and both_zeros else (value,)))
+        keys.update(key_of(number, kind) for number in ((-0.0, 0.0) if zero and both_zeros else (value,)))
     ordered: list[Key] = sorted(keys)
     return [KeyRange(key, key) for key in ordered]
 
@@ -100,15 +101,15 @@ def _prefix(value: Value) -> KeyRange:
 
 
 def _complement(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
-    """What lies between the ranges, which ascend and are disjoint."""
-    found: list[KeyRange] = []
+    """The gaps between the ranges, which are ascending and disjoint."""
+    gaps: list[KeyRange] = []
     low: Key | None = None
     low_open = False
-    for one in ranges:
-        if one.low is not None and (low is not None or one.low_open or one.low != b""):
-            found.append(KeyRange(low, one.low, low_open, not one.low_open))
-        if one.high is None:
-            return tuple(found)
-        low, low_open = one.high, not one.high_open
-    found.append(KeyRange(low, None, low_open, False))
-    return tuple(found)
+    for key_range in ranges:
+        if key_range.low is not None and (low is not None or key_range.low_open or key_range.low != b""):
+            gaps.append(KeyRange(low, key_range.low, low_open, not key_range.low_open))
+        if key_range.high is None:
+            return tuple(gaps)
+        low, low_open = key_range.high, not key_range.high_open
+    gaps.append(KeyRange(low, None, low_open, False))
+    return tuple(gaps)

@@ -1,1 +1,1 @@
-"""Rows by key or predicate, and which of them are deleted."""
+"""Row lookups by key and by predicate, and the deletes that apply to rows."""

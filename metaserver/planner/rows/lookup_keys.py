@@ -1,10 +1,10 @@
-"""Keys that somebody asks for, one for each term of a record index, as the index has them: from JSON or from Arrow.
+"""Parses the keys of a lookup, one for each term of a record index, from JSON or Arrow into the index's form.
 
-A value of JSON is read as a literal of a filter is (`literals.py`); one that its column cannot hold, as 5.5 for an
-integer, is no mistake: no row has it. Null asks for rows where the column is null, and "NaN" in a column of floats for
-those where it is not a number. Arrow columns have the names of the terms and hold values of their types.
+A JSON value is parsed like a filter literal (`literals.py`). A value that the column cannot hold, such as 5.5 for an
+integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column matches NaN.
+Arrow columns have the names and types of the terms.
 
-A term with a function, `lower(name)` or `bucket[16](id)`, is asked for by what the function yields. Pure.
+For a term with a transform, such as `lower(name)` or `bucket[16](id)`, the key is the transformed value. Pure.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ _SHOWN = 80
 
 
 def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
-    """Of rows: each a list of values in the order of the terms, an object by their names, or where there is one term
-    its value. (columns, bool[rows] those that can exist, None for all). BadRequest names the key that is wrong."""
-    asked = np.ones(len(rows), dtype=np.bool_)
+    """(columns, bool[rows]: the rows that can exist, None for all).
+
+    Each row is a list of values in the order of the terms, an object with their names or, for one term, its value.
+    BadRequest with the number of the invalid key.
+    """
+    possibleble = np.ones(len(rows), dtype=np.bool_)
     values = _transposed(terms, rows)
-    columns = [_column(term, column, asked) for term, column in zip(terms, values, strict=True)]
-    return columns, None if asked.all() else asked
+    columns = [_column(term, column, possibleble) for term, column in zip(terms, values, strict=True)]
+    return columns, None if possibleble.all() else possibleble
 
 
 def keys_of_arrow(terms: Sequence[Term], table: pa.Table) -> list[Keys]:
-    """BadRequest names the column that is missing, or of another type."""
+    """Keys from Arrow columns. BadRequest with the name of a column that is missing or of another type."""
     texts = [term.text for term in terms]
     missing = [text for text in texts if text not in table.column_names]
     if missing:
         had = ", ".join(table.column_names)[:_SHOWN]
         raise BadRequest(
-            f"The keys have no column {missing[0]}: the index is on {', '.join(texts)}, and they have {had}"
+            f"The keys have no column {missing[0]}: the index is on {', '.join(texts)}, but the keys have {had}"
         )
     columns = []
     for term in terms:
@@ -50,7 +53,7 @@ def keys_of_arrow(terms: Sequence[Term], table: pa.Table) -> list[Keys]:
         try:
             columns.append(keys_of(table.column(term.text), term.kind))
         except ValueError as error:
-            raise BadRequest(f"The column {term.text} of the keys: {error}") from None
+            raise BadRequest(f"The column {term.text} of the keys is invalid: {error}") from None
     return columns
 
 
@@ -79,8 +82,8 @@ def _transposed(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
     return columns
 
 
-def _column(term: Term, values: list[Any], asked: Mask) -> Keys:
-    """Clears `asked` where no row can have the value."""
+def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
+    """Clears `possible` for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits
@@ -89,7 +92,7 @@ def _column(term: Term, values: list[Any], asked: Mask) -> Keys:
         except OverflowError:
             pass
         else:
-            asked &= (numbers >= low) & (numbers <= high)
+            possible &= (numbers >= low) & (numbers <= high)
             return keys_of(pa.array(numbers), "long")
     keys: list[Key | None] = []
     nans = np.zeros(len(values), dtype=np.bool_)
@@ -102,13 +105,13 @@ def _column(term: Term, values: list[Any], asked: Mask) -> Keys:
             nans[number] = True
         else:
             key = _key(term, value, number)
-            asked[number] &= key is not None
+            possible[number] &= key is not None
         keys.append(key)
     return _keys(term.kind, keys, nulls, nans)
 
 
 def _key(term: Term, value: Any, number: int) -> Key | None:
-    """None where no row can have the value."""
+    """None if no row can have the value."""
     try:
         literal: Literal = parse_literal(term.kind, value)
     except BadRequest as error:
@@ -130,7 +133,7 @@ def _keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
     if has_codes(kind):
         codes = np.array([key if isinstance(key, int) else 0 for key in keys], dtype=np.uint64)
         return Keys(kind, len(keys), codes, None, None, valid, nan)
-    spelled = [key if isinstance(key, bytes) else b"" for key in keys]
+    strings = [key if isinstance(key, bytes) else b"" for key in keys]
     starts = np.zeros(len(keys) + 1, dtype=np.int64)
-    np.cumsum([len(one) for one in spelled], out=starts[1:])
-    return Keys(kind, len(keys), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), valid, nan)
+    np.cumsum([len(string) for string in strings], out=starts[1:])
+    return Keys(kind, len(keys), None, starts, np.frombuffer(b"".join(strings), dtype=np.uint8), valid, nan)

@@ -1,11 +1,11 @@
-"""Rows by their keys: from keys and a snapshot to data file, position, and whether a delete may have taken the row.
+"""Record lookup: from keys and a snapshot to data file, position, and whether the row may be deleted.
 
-The rules it keeps. Only rows of files that are live in the snapshot are found, each once, and none that is known to be
-deleted. Files that the index does not describe may hold more rows: they are counted and named, so that nobody takes
-the answer for whole. A row of which it is not known whether it is deleted is returned, and marked.
+The result has only rows of files that are live in the snapshot, each once, without rows known to be deleted. Files that
+the index does not describe may contain more rows: they are counted and listed, so that the client knows that the answer
+is incomplete. A row that may be deleted is returned and marked.
 
-Keys are equal when the index has them so: null is null, NaN is NaN, and -0.0 is not 0.0. They are hashes of 128 bits
-(`record.py`).
+Key equality is that of the index: null equals null, NaN equals NaN, and -0.0 differs from 0.0. Keys are hashes of 128
+bits (`record.py`).
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ from metaserver.store.port import Entry
 
 KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000
-"""Rows that the keys of one lookup may have, deleted ones and those of other snapshots included."""
+"""Row limit of one lookup, including deleted rows and rows of other snapshots."""
 _KEYS_AT_ONCE = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
 _QUICK_KEYS = 200
-"""So many are looked up where they came in; a thread would take longer."""
+"""Up to this number, keys are looked up on the event loop; a thread would take longer."""
 
 
 @dataclass(frozen=True)
 class LocatedRows:
-    """Rows in the order of their queries: `query`, `place` (of the data file among all of the view), `position`,
-    `undecided`, each [rows]. `uncovered` are the places of live files that the index does not describe."""
+    """Rows in the order of their keys, with arrays of one entry per row.
+
+    `query` is the index of the key, `place` the position of the data file in the view, `position` the row in the file;
+    `undecided` states that the row may be deleted. `uncovered` are the positions of live files that the index does not
+    describe.
+    """
 
     query: Longs
     place: Longs
@@ -60,14 +64,14 @@ class LocatedRows:
     undecided: Mask
     uncovered: Longs
     problems: Mapping[str, str]
-    """Why rows are undecided, by file; the first of them."""
+    """The first reasons why rows are undecided, by file."""
 
 
 class Locator:
-    """Belongs to one event loop."""
+    """Locates rows by key. Belongs to one event loop."""
 
-    def __init__(self, covers: IndexResolver, deleted: RowDeletes, usage: Usage, clock: Clock) -> None:
-        self._covers = covers
+    def __init__(self, resolver: IndexResolver, deleted: RowDeletes, usage: Usage, clock: Clock) -> None:
+        self._resolver = resolver
         self._deleted = deleted
         self._usage = usage
         self._clock = clock
@@ -75,22 +79,25 @@ class Locator:
     async def locate(
         self, scan: Scan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
     ) -> LocatedRows:
-        """`columns` are the keys, one for each term of the record index; `asked` bool[keys] those that can exist at
-        all, None for all. The scan is of a whole snapshot. TooLarge where the keys have more than ROWS_MAX rows."""
+        """Locates the rows of keys in a scan of a whole snapshot.
+
+        `columns`: the keys, one column for each term of the record index. `asked`, bool[keys]: the keys that can exist,
+        None for all. TooLarge if the keys have more than ROWS_MAX rows.
+        """
         view = scan.view
-        keys = _Asked(columns, asked)
-        work = _Search(await self._covers.records(view, definition, entry, keys.few), keys)
+        keys = _LookupKeys(columns, asked)
+        work = _Search(await self._resolver.records(view, definition, entry, keys.few), keys)
         evaluator = self._deleted.evaluator_of(scan, _known(definition, columns))
         quick = keys.count <= _QUICK_KEYS
         parts = [_nothing()]
-        # Some keys after others, so that no step holds Python's lock for long.
+        # In batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_AT_ONCE):
             query, place, position = work.run(start) if quick else await work.run_in_threads(start)
             deletion = await evaluator.evaluate(place, position, query)
             live = ~deletion.deleted
             parts.append((query[live], place[live], position[live], deletion.undecided[live]))
-        gathered = partial(_gathered, parts, work.uncovered)
-        located, removed = gathered() if quick else await asyncio.to_thread(gathered)
+        combine = partial(_combined, parts, work.uncovered)
+        located, removed = combine() if quick else await asyncio.to_thread(combine)
         self._usage.note(
             entry.uuid,
             definition.id,
@@ -98,17 +105,17 @@ class Locator:
             files_removed=removed,
             now_ms=self._clock.now_ms(),
         )
-        await self._covers.suspect(entry, work.damaged)
+        await self._resolver.verify_sources(entry, work.damaged)
         uncovered = located.uncovered
         if len(uncovered):
             uncovered = uncovered[lookup(view).longs("record_count")[uncovered] != 0]
         return replace(located, uncovered=uncovered, problems=evaluator.problems)
 
 
-def _gathered(
+def _combined(
     parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
-    """What was found, and of how many files the index says that they hold none of the keys."""
+    """(the located rows, the number of files that the index rules out)."""
     query, place, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
     hit = uncovered != 0
     hit[place] = True
@@ -117,7 +124,7 @@ def _gathered(
 
 
 def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
-    """The columns themselves among the terms."""
+    """The keys of terms that are columns, by column id."""
     terms = zip(definition.terms, columns, strict=True)
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
 
@@ -131,15 +138,15 @@ _Rows = tuple[Longs, Longs, Longs]
 
 
 class _OfPart(NamedTuple):
-    """What the index file of this number has of the keys, or why it cannot be told."""
+    """The rows of the keys in one index file, or the reason why they are unknown."""
 
     number: int
     rows: _Rows | None
     reason: str = ""
 
 
-class _Asked:
-    """The keys of one request: `columns`, and which of them can exist at all, bool[keys], None for all."""
+class _LookupKeys:
+    """The keys of one request: `columns`, and which keys can exist, bool[keys], None for all."""
 
     def __init__(self, columns: Sequence[Keys], possible: Mask | None) -> None:
         self._columns, self._possible = columns, possible
@@ -148,11 +155,11 @@ class _Asked:
 
     @property
     def few(self) -> tuple[Hashes, Hashes] | None:
-        """The halves of all hashes, where that is all that `part` has, and they are few."""
+        """The halves of all hashes if the keys fit one batch and are few, otherwise None."""
         return self.part(0)[1:] if self.count <= REMOTE_KEYS_MAX else None
 
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
-        """(numbers of keys, the halves of their hashes) of some of them from `start` on."""
+        """(indexes of keys, the halves of their hashes) of one batch, from `start` on."""
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
@@ -162,12 +169,12 @@ class _Asked:
 
 
 class _Search:
-    """The keys of one request, asked of all index files, some of them at a time.
+    """Looks up the keys of one request in all index files, batch by batch.
 
-    `damaged` gains index files that broke; their data files are `uncovered`, uint8[files of the view], from then on.
+    `damaged` collects index files that failed; from then on their data files are `uncovered`, uint8[files of the view].
     """
 
-    def __init__(self, index: RecordIndex, keys: _Asked) -> None:
+    def __init__(self, index: RecordIndex, keys: _LookupKeys) -> None:
         self._index, self._keys = index, keys
         self._coverage = index.coverage
         self._total, self._counting = 0, Lock()
@@ -175,11 +182,11 @@ class _Search:
         self.uncovered = index.coverage.uncovered.copy()
 
     def run(self, start: int) -> _Rows:
-        """(query, place, position) of all rows of the keys from `start` on, in the order of keys."""
+        """(query, place, position) of all rows of one batch of keys, in the order of the keys."""
         return self._merged([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
-        """The same, several index files at once: most of a lookup is waiting for memory, without Python's lock."""
+        """The same, with several index files in parallel: a lookup mostly waits for memory, without the GIL."""
         part = await asyncio.to_thread(self._keys.part, start)
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)
@@ -189,7 +196,7 @@ class _Search:
         return await asyncio.to_thread(self._merged, found)
 
     def _of_parts(self, which: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
-        found = []
+        results = []
         for number in which:
             part = self._coverage.parts[number]
             if part.location in self.damaged:
@@ -197,24 +204,24 @@ class _Search:
             try:
                 query, place, position = self._of_part(number, high, low)
             except ValueError as error:
-                # What it said of other keys was right: every page is checked before it is believed.
-                found.append(_OfPart(number, None, str(error)))
+                # Its answers for earlier keys are valid: every page is verified before use.
+                results.append(_OfPart(number, None, str(error)))
                 continue
-            found.append(_OfPart(number, (numbers[query], place, position)))
+            results.append(_OfPart(number, (numbers[query], place, position)))
             with self._counting:
                 self._total += len(query)
             if self._total > ROWS_MAX:
-                raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; ask for fewer keys at a time")
-        return found
+                raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; send fewer keys in one request")
+        return results
 
-    def _merged(self, found: Sequence[Sequence[_OfPart]]) -> _Rows:
+    def _merged(self, results: Sequence[Sequence[_OfPart]]) -> _Rows:
         parts = [_nothing()[:3]]
-        for one in sorted(chain.from_iterable(found), key=lambda one: one.number):
-            if one.rows is None:
-                self.damaged[self._coverage.parts[one.number].location] = one.reason
-                self.uncovered[self._coverage.places[0] == one.number] = 1
+        for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
+            if result.rows is None:
+                self.damaged[self._coverage.parts[result.number].location] = result.reason
+                self.uncovered[self._coverage.places[0] == result.number] = 1
             else:
-                parts.append(one.rows)
+                parts.append(result.rows)
         query, place, position = (np.concatenate(column) for column in zip(*parts, strict=True))
         if len(parts) > 2:
             order = np.argsort(query, kind="stable")
@@ -227,13 +234,13 @@ class _Search:
         query, file, position = self._found(part.location, high, low)
         place = part.rows[file]
         live = place >= 0
-        # Of files that two index files describe, the rows come from one.
+        # If two index files describe a data file, the rows of one are used.
         live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
         return query[live], place[live], position[live].astype(np.int64)
 
     def _found(self, location: str, high: Hashes, low: Hashes) -> Found:
-        if location in self._index.asked:
-            return self._index.asked[location].found
+        if location in self._index.remote:
+            return self._index.remote[location].found
         record = self._index.opened[location].index
         assert isinstance(record, Record)
         if record.count > ROWS_MAX:
@@ -242,8 +249,8 @@ class _Search:
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:
-    """TooLarge, before they are gathered, where keys with very many rows fill whole pages."""
+    """TooLarge, before rows are gathered, if keys with very many rows fill whole pages."""
     spans = stretches(record.fences.first, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:
-        raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; it is no key to look up")
+        raise TooLarge(f"A key has more than {ROWS_MAX:,} rows in one index file; look up keys with fewer rows")

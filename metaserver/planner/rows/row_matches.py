@@ -1,11 +1,12 @@
-"""Which rows of a data file satisfy a predicate, as bitmap indexes have it, in the meaning of whoever asks.
+"""Evaluates which rows of a data file satisfy a predicate, by bitmap indexes, with the semantics that the caller
+chooses.
 
-The rule it keeps: rows are exact, or they are more than there should be and marked so. A predicate on a term that has
-no bitmap for this file, or that key ranges cannot say, may hold for any row; what a conjunction says of the others
-still narrows. Predicates that the file's partition decides for every client are taken as decided (`residuals.py`).
+The result is exact, or a superset that is marked as such. A predicate on a term without a bitmap for the file, or that
+key ranges cannot express, may match any row; the other conjuncts still narrow the result. Predicates that the file's
+partition decides for every client are evaluated as decided (`residuals.py`).
 
-SQL engines do not agree on NaN in comparisons. An expression that came of SQL lets NaN through (`sql.py`): in a file
-with a NaN in a compared column its rows are not exact.
+SQL engines differ about NaN in comparisons. An expression that was parsed from SQL includes NaN (`sql.py`): in a file
+with a NaN in a compared column the rows are not exact.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from metaserver.planner.indexes.resolver import BitmapIndex
 from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 _ROWS_MAX = 1 << 32
-"""Of one file: indexes and answers have positions of 32 bits. A writer may claim more."""
+"""Row limit of one file: indexes and answers have positions of 32 bits, but a manifest may state more rows."""
 
 
 class MatchingRows(NamedTuple):
-    """`bits` of the rows that may match, None for any row; where they are `exact`, just these do, and for None all."""
+    """The rows that may match, None for all rows. If `exact`, just these match."""
 
     bits: Bits | None
     exact: bool
@@ -38,9 +39,9 @@ class MatchingRows(NamedTuple):
 
 @dataclass
 class PredicateMatcher:
-    """One question, for any number of files. `indexes` by column id and transform of their term.
+    """Evaluates one expression on any number of files. `indexes`: by column id and transform of their term.
 
-    `from_sql` says that the expression came of SQL. `damaged` gains index files that a question broke on.
+    `from_sql`: the expression was parsed from SQL. `damaged` collects index files on which an evaluation failed.
     """
 
     indexes: Mapping[tuple[int, str], BitmapIndex]
@@ -50,8 +51,10 @@ class PredicateMatcher:
     _ranges: dict[PredicateKey, KeyRanges | None] = field(default_factory=dict)
 
     def of(self, expression: Expression, place: int, records: int) -> MatchingRows:
-        """Of the file at this place among all of the view, which has so many rows; the expression is bound, the
-        residual for its partition."""
+        """The matching rows of the file at this position in the view, which has `records` rows.
+
+        The expression is bound: the residual for the file's partition.
+        """
         if records > _ROWS_MAX:
             return MatchingRows(None, False)
         match expression:
@@ -66,23 +69,23 @@ class PredicateMatcher:
         raise TypeError(f"not a bound expression: {expression}")
 
     @staticmethod
-    def _all(marks: list[MatchingRows]) -> MatchingRows:
+    def _all(parts: list[MatchingRows]) -> MatchingRows:
         narrowest: Bits | None = None
-        for one in marks:
-            if one.bits is not None:
-                narrowest = one.bits if narrowest is None else narrowest & one.bits
+        for part in parts:
+            if part.bits is not None:
+                narrowest = part.bits if narrowest is None else narrowest & part.bits
         return MatchingRows(
-            narrowest, all(one.exact for one in marks) or (narrowest is not None and not narrowest.any())
+            narrowest, all(part.exact for part in parts) or (narrowest is not None and not narrowest.any())
         )
 
     @staticmethod
-    def _any(marks: list[MatchingRows]) -> MatchingRows:
+    def _any(parts: list[MatchingRows]) -> MatchingRows:
         widest: Bits | None = None
-        for one in marks:
-            if one.bits is None:
+        for part in parts:
+            if part.bits is None:
                 return MatchingRows(None, False)
-            widest = one.bits if widest is None else widest | one.bits
-        return MatchingRows(widest, all(one.exact for one in marks))
+            widest = part.bits if widest is None else widest | part.bits
+        return MatchingRows(widest, all(part.exact for part in parts))
 
     def _where(self, predicate: Bound, place: int, records: int) -> MatchingRows:
         covered = self.indexes.get((predicate.column_id, predicate.transform))
@@ -98,7 +101,7 @@ class PredicateMatcher:
             return MatchingRows(None, False)
         try:
             if bitmap.section(file).rows != records:
-                raise ValueError(f"file {file} has {records} rows; its bitmap is of others")
+                raise ValueError(f"file {file} has {records} rows, but its bitmap has {bitmap.section(file).rows}")
             exact = bitmap.exact(ranges)
             if (
                 self.from_sql
@@ -120,7 +123,7 @@ class PredicateMatcher:
 
 
 def without(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
-    """The bits but for these rows, which are distinct."""
+    """The bits without these distinct rows."""
     cleared = bits.copy()
     np.bitwise_and.at(cleared, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
     return cleared

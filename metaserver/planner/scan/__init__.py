@@ -1,1 +1,1 @@
-"""A scan: what a client requests, and which files it has to open."""
+"""A scan: its request, its result and its plan tasks."""

@@ -1,4 +1,4 @@
-"""What a client asks of a plan, and which snapshot, schema and filter that means for a table."""
+"""Scan requests, and the snapshot, schema and bound filter that a request resolves to for a table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.snapshot import Snapshot
 from metaserver.iceberg.types.schema import Schema
 from metaserver.iceberg.types.values import decimal_scale
-from metaserver.planner.pruning.dynamic_filters import DynamicFilter, parted
+from metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 _LONG_CHARACTERS = 30_000
-"""Of a bound filter's text; some hundreds of values, a millisecond of work."""
+"""Length of a bound filter's text; some hundreds of values, about a millisecond of work."""
 
 
 class ScanRequest(msgspec.Struct, frozen=True):
-    """`filter` is unbound. A scan is of one snapshot (the current one by default), or incremental: of the files that
-    appends added after `start_snapshot_id`, up to and with `end_snapshot_id`."""
+    """A request with an unbound `filter`.
+
+    It scans one snapshot (by default the current one), or is incremental: it scans the files that appends added after
+    `start_snapshot_id` up to and including `end_snapshot_id`.
+    """
 
     filter: Expression = TRUE
     snapshot_id: int | None = None
@@ -38,9 +41,9 @@ class ScanRequest(msgspec.Struct, frozen=True):
 
 
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
-    """A request as it concerns one table: everything that binding and projecting its filter gives, computed once.
+    """A request bound to one table: the results of binding and projecting its filter, each computed once.
 
-    A filter may list a hundred thousand values: `is_long` says that work on it does not belong on the event loop.
+    A filter may list a hundred thousand values: if `is_long`, work on it belongs in a thread, not on the event loop.
     """
 
     metadata: TableMetadata
@@ -49,40 +52,42 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     schema: Schema
     bound: Expression
     dynamic_filters: tuple[DynamicFilter, ...] = ()
-    """What joins demand beside the filter."""
+    """Dynamic filters with many keys; those with few are part of `bound`."""
     joined: bool = False
-    """Whether joins demand anything, in the filter or beside it."""
+    """Whether there are dynamic filters, in `bound` or beside it."""
 
     @classmethod
     def bind(
         cls, metadata: TableMetadata, request: ScanRequest, dynamic_filters: Sequence[DynamicFilter] = ()
     ) -> BoundScan:
-        """BadRequest for a filter or snapshot that makes no sense. `dynamic_filters`: what joins demand of columns."""
+        """BadRequest if the filter or the snapshot id is invalid."""
         snapshot = resolve_snapshot(metadata, request)
         schema = resolve_schema(metadata, snapshot, request)
         bound = bind_filter(metadata, schema, request)
-        asked = cls(metadata, request, snapshot, schema, bound)
+        bound_scan = cls(metadata, request, snapshot, schema, bound)
         if dynamic_filters:
-            asked = asked.joined_with(dynamic_filters)
-        _ = asked.text  # as long as the filter: whoever asks with a long one does so in a thread
-        return asked
+            bound_scan = bound_scan.joined_with(dynamic_filters)
+        _ = bound_scan.text  # computed here: callers bind long filters in a thread
+        return bound_scan
 
     def joined_with(self, dynamic_filters: Sequence[DynamicFilter]) -> BoundScan:
-        """The same, with what joins demand of columns."""
-        few, many = parted(dynamic_filters)
+        """The same scan with these dynamic filters."""
+        few, many = split_by_size(dynamic_filters)
         bound = all_of(self.bound, few)
         return BoundScan(self.metadata, self.request, self.snapshot, self.schema, bound, many, joined=True)
 
     @property
     def is_unfiltered(self) -> bool:
-        """Not even that there are rows."""
+        """Whether the scan returns all files, even those without rows."""
         return self.request.filter == TRUE and not self.joined
 
     @cached_property
     def text(self) -> str:
-        """The bound filter, for keys, and what tells the keys of joins from others. Not the expression itself: 0.0 and
-        -0.0 are equal, and their plans are not."""
-        return "\n".join([repr(self.bound), *(one.text for one in self.dynamic_filters)])
+        """The bound filter and the dynamic filters as text, for cache keys.
+
+        Not the expression itself: 0.0 and -0.0 are equal as values, but their plans differ.
+        """
+        return "\n".join([repr(self.bound), *(dynamic_filter.text for dynamic_filter in self.dynamic_filters)])
 
     @property
     def is_long(self) -> bool:
@@ -98,99 +103,111 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def projected(self) -> dict[int, ProjectedExpression]:
-        """The filter as the partitions of each spec see it, by spec id."""
+        """The filter projected onto the partition fields of each spec, by spec id."""
         return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
 
     @cached_property
-    def demands(self) -> dict[int, Expression]:
-        """By spec id, what the filter and the joins demand of partition values."""
-        demands = {spec_id: projected.possible for spec_id, projected in self.projected.items()}
+    def partition_filters(self) -> dict[int, Expression]:
+        """By spec id, the condition on partition values that the filter and the dynamic filters imply."""
+        partition_filters = {spec_id: projected.possible for spec_id, projected in self.projected.items()}
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
-                of_joins = (one.in_partitions(spec) for one in self.dynamic_filters)
-                demands[spec.spec_id] = all_of(demands[spec.spec_id], *of_joins)
-        return demands
+                projected = (dynamic_filter.in_partitions(spec) for dynamic_filter in self.dynamic_filters)
+                partition_filters[spec.spec_id] = all_of(partition_filters[spec.spec_id], *projected)
+        return partition_filters
 
 
-def asked_by_java(metadata: TableMetadata, request: ScanRequest) -> BoundScan:
-    """As Iceberg's Java means it. It asks for the snapshot's schema whenever it names a snapshot; but while a snapshot
-    is a branch's newest, Spark asks by the names of the table's schema at that time. Those may be names of other
-    columns in the snapshot's schema, or of columns whose type the literals are not of. A part of the filter that the
-    schemas do not agree about leaves no file out.
+def bind_for_java(metadata: TableMetadata, request: ScanRequest) -> BoundScan:
+    """Binds a filter as Iceberg's Java library means it.
 
-    BadRequest for a filter that no schema can bind, and for a part that two schemas bind differently to partitions
-    alone: Spark filters no row by what partition values decide, so the files have to be the right ones.
+    The library asks for the snapshot's schema whenever it names a snapshot. But while a snapshot is the head of a
+    branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema these names may
+    belong to other columns, or to columns of a type that the literals do not fit. A part of the filter that the schemas
+    bind differently prunes no file.
+
+    BadRequest if no schema can bind the filter, or if two schemas bind a part differently and that part selects
+    partitions alone: Spark does not filter rows by such a part, so the plan must be exact.
     """
     snapshot = resolve_snapshot(metadata, request)
     schema = resolve_schema(metadata, snapshot, request)
-    others = _schemas_meanwhile(metadata, snapshot, schema) if request.use_snapshot_schema else []
+    others = _schemas_while_head(metadata, snapshot, schema) if request.use_snapshot_schema else []
     if not others:
         return BoundScan.bind(metadata, request)
     sure, ambiguous, filtered = [], [], set()
-    for one in request.filter.children if isinstance(request.filter, And) else (request.filter,):
-        part = msgspec.structs.replace(request, filter=one)
+    for conjunct in request.filter.children if isinstance(request.filter, And) else (request.filter,):
+        part = msgspec.structs.replace(request, filter=conjunct)
         readings = [_Reading.of(metadata, each, part) for each in (schema, *others)]
-        bound = {repr(each.bound): each.bound for each in readings if each.bound is not None}
+        bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
-            bind_filter(metadata, schema, part)  # raises, with what is wrong by the snapshot's schema
-        elif all(each.terms == readings[0].terms for each in readings):
+            bind_filter(metadata, schema, part)  # raises the error of the snapshot's schema
+        elif all(reading.terms == readings[0].terms for reading in readings):
             sure.append(next(iter(bound.values())))
-        elif not any(_is_of_partitions_alone(each, metadata) for each in bound.values()):
-            if isinstance(one, Unbound) and one.op is not Op.IS_NULL:
-                filtered.add(one.name)
-        elif len(bound) == 1:  # no other schema can be meant
+        elif not any(_is_of_partitions_alone(reading, metadata) for reading in bound.values()):
+            if isinstance(conjunct, Unbound) and conjunct.op is not Op.IS_NULL:
+                filtered.add(conjunct.name)
+        elif len(bound) == 1:  # no other schema binds it
             sure += bound.values()
         else:
-            ambiguous.append(one)
-    # Beside each comparison Spark asks that the column is not null, which it filters by the comparison.
-    if any(not (isinstance(one, Unbound) and one.op is Op.NOT_NULL and one.name in filtered) for one in ambiguous):
+            ambiguous.append(conjunct)
+    # Spark adds a not-null predicate to each comparison, and filters rows by the comparison.
+    if any(
+        not (isinstance(conjunct, Unbound) and conjunct.op is Op.NOT_NULL and conjunct.name in filtered)
+        for conjunct in ambiguous
+    ):
         raise BadRequest(
-            "Columns that the filter names have changed names since the table's newest snapshot, and either may be "
-            "meant; filter by columns that are no partitions', let the client plan (the table's property "
-            "seamark.scan-planning-mode at client), or commit rows: any commit of rows ends that"
+            "The filter names columns that were renamed since the table's newest snapshot, so the names are ambiguous. "
+            "Filter by columns that are not partition sources, plan on the client (set the table's property "
+            "seamark.scan-planning-mode to client), or commit rows: the next snapshot resolves the ambiguity"
         )
     return BoundScan.bind(metadata, msgspec.structs.replace(request, filter=all_of(*sure)))
 
 
 def names_are_ambiguous(metadata: TableMetadata) -> bool:
-    """Whether a filter on the current snapshot may name a column that has another name, or is another column, in the
-    snapshot's own schema: `asked_by_java` cannot tell then what is meant."""
+    """Whether a filter on the current snapshot may use a name that its own schema gives to another column, or lacks.
+
+    `bind_for_java` cannot resolve such a name.
+    """
     snapshot = metadata.current_snapshot
-    then = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
-    if then is None or then.id == metadata.current_schema_id:
+    snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
+    if snapshot_schema is None or snapshot_schema.id == metadata.current_schema_id:
         return False
-    by_name, now = _folded(then), _folded(metadata.current_schema)
-    return any(ids != now.get(name, ids) for name, ids in by_name.items())
+    by_name, current_ids = _folded(snapshot_schema), _folded(metadata.current_schema)
+    return any(ids != current_ids.get(name, ids) for name, ids in by_name.items())
 
 
 def _folded(schema: Schema) -> dict[str, set[int]]:
-    """Columns by name without regard to case, as Spark names them."""
-    found: dict[str, set[int]] = {}
+    """Column ids by lower-case name, because Spark ignores case."""
+    ids_by_name: dict[str, set[int]] = {}
     for name, column_id in schema.index.by_name.items():
-        found.setdefault(name.lower(), set()).add(column_id)
-    return found
+        ids_by_name.setdefault(name.lower(), set()).add(column_id)
+    return ids_by_name
 
 
-def _schemas_meanwhile(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
-    """Other schemas that the table may have had while the snapshot was the newest of a branch: those from its own to
-    the current one, or to the one by which the next snapshot was committed."""
+def _schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
+    """The other schemas that the table may have had while the snapshot was the head of a branch: from the snapshot's
+    own schema to the current one, or to the one of the next snapshot.
+    """
     if snapshot is None or len(metadata.schemas) == 1:
         return []
     heads = {metadata.current_snapshot_id, *(ref.snapshot_id for ref in metadata.refs.values() if ref.is_branch)}
-    last = {one.schema_id for one in metadata.snapshots if one.parent_snapshot_id == snapshot.snapshot_id} - {None}
+    last = {child.schema_id for child in metadata.snapshots if child.parent_snapshot_id == snapshot.snapshot_id} - {
+        None
+    }
     if snapshot.snapshot_id in heads:
         last.add(metadata.current_schema_id)
-    ids = [schema.id, *(one for one in last if one is not None)]
-    return [one for one in metadata.schemas if min(ids) <= one.id <= max(ids) and one.id != schema.id]
+    ids = [schema.id, *(schema_id for schema_id in last if schema_id is not None)]
+    return [other for other in metadata.schemas if min(ids) <= other.id <= max(ids) and other.id != schema.id]
 
 
 class _Reading(msgspec.Struct, frozen=True):
-    """What a part of a filter means by one schema."""
+    """A part of a filter, bound by one schema."""
 
     bound: Expression | None
-    """None where the schema cannot bind it."""
+    """None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
-    """Of each predicate the column, the transform and the family of types: alike in two schemas, so is the meaning."""
+    """Column, transform and type family of each predicate; two schemas with equal terms give the part the same
+    meaning.
+    """
 
     @classmethod
     def of(cls, metadata: TableMetadata, schema: Schema, part: ScanRequest) -> _Reading:
@@ -203,14 +220,16 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 def _family(kind: str) -> str:
-    """The same for numbers of types that a column may be promoted between: a literal means the same in both."""
+    """The type family: equal for types between which a column may be promoted, where a literal means the same."""
     if kind.startswith("decimal"):
         return f"decimal of scale {decimal_scale(kind)}"
     return {"int": "long", "float": "double"}.get(kind, kind)
 
 
 def _is_of_partitions_alone(bound: Expression, metadata: TableMetadata) -> bool:
-    """Whether a partition's values decide it for all rows, by every spec (ExpressionUtil.selectsPartitions in Java)."""
+    """Whether partition values decide the expression for all rows in every spec (Java:
+    ExpressionUtil.selectsPartitions).
+    """
     return bool(predicates_of(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)
 
 
@@ -219,10 +238,12 @@ def _is_exact(projected: ProjectedExpression) -> bool:
 
 
 def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:
-    """The snapshot that is read; None for a table without one. BadRequest for an id that the table does not have."""
+    """The snapshot to read; None for a table without snapshots. BadRequest for an unknown id."""
     if request.incremental:
         if request.snapshot_id is not None:
-            raise BadRequest("Ask for snapshot-id, or for start-snapshot-id and end-snapshot-id, not for both")
+            raise BadRequest(
+                "The request has both snapshot-id and start-snapshot-id or end-snapshot-id; send only one of the two"
+            )
         return _required(metadata, request.end_snapshot_id, "end-snapshot-id")
     if request.snapshot_id is None:
         return metadata.current_snapshot
@@ -231,51 +252,53 @@ def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot 
 
 def _required(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
     if snapshot_id is None:
-        raise BadRequest(f"An incremental scan needs {name}")
+        raise BadRequest(f"An incremental scan requires {name}; send it")
     snapshot = metadata.snapshot(snapshot_id)
     if snapshot is None:
         raise BadRequest(
-            f"Cannot find snapshot {snapshot_id} ({name}): it is not, or no longer, in the table's metadata"
+            f"Cannot find snapshot {snapshot_id} ({name}) in the table's metadata; it does not exist or has expired"
         )
     return snapshot
 
 
 def appended(metadata: TableMetadata, request: ScanRequest) -> list[Snapshot]:
-    """The append snapshots of an incremental scan, oldest first (Java's BaseIncrementalAppendScan).
+    """The append snapshots of an incremental scan, oldest first (Java: BaseIncrementalAppendScan).
 
-    BadRequest unless the start is an ancestor of the end, or the parent of one whose metadata has expired.
+    BadRequest unless the start is an ancestor of the end, or the parent of an ancestor whose metadata has expired.
     """
     end = _required(metadata, request.end_snapshot_id, "end-snapshot-id")
     start = request.start_snapshot_id
-    found: list[Snapshot] = []
+    ancestors: list[Snapshot] = []
     for snapshot in _history(metadata, end):
         if snapshot.snapshot_id == start:
             break
-        found.append(snapshot)
+        ancestors.append(snapshot)
         if start is not None and snapshot.parent_snapshot_id == start:
             break
     else:
         if start is not None:
             raise BadRequest(f"start-snapshot-id {start} is not an ancestor of end-snapshot-id {end.snapshot_id}")
-    return [snapshot for snapshot in reversed(found) if snapshot.summary_map().get("operation") == "append"]
+    return [snapshot for snapshot in reversed(ancestors) if snapshot.summary_map().get("operation") == "append"]
 
 
 def expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
-    """The nearest ancestor of a snapshot whose metadata has expired: where an incremental scan without a start begins.
+    """The nearest ancestor of a snapshot whose metadata has expired, where an incremental scan without a start begins.
 
-    None where all ancestors are there. BadRequest as for `appended`.
+    None if the metadata has all ancestors. BadRequest as for `appended`.
     """
     *_, oldest = _history(metadata, _required(metadata, end_snapshot_id, "end-snapshot-id"))
     return oldest.parent_snapshot_id
 
 
 def _history(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
-    """The snapshot and its ancestors, newest first, as far as they are known."""
+    """The snapshot and its ancestors, newest first, as far as the metadata has them."""
     seen: set[int] = set()
     current: Snapshot | None = end
     while current is not None:
         if current.snapshot_id in seen:
-            raise BadRequest(f"Snapshot {current.snapshot_id} is an ancestor of its own: its history has no beginning")
+            raise BadRequest(
+                f"Snapshot {current.snapshot_id} is its own ancestor; the table's snapshot history has a cycle"
+            )
         seen.add(current.snapshot_id)
         yield current
         parent = current.parent_snapshot_id
@@ -283,7 +306,7 @@ def _history(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
 
 
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, request: ScanRequest) -> Schema:
-    """The snapshot's own schema where that is asked for and known, else the current one."""
+    """The snapshot's own schema if the request asks for it and the metadata has it, otherwise the current schema."""
     if request.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
         return metadata.schema(snapshot.schema_id) or metadata.current_schema
     return metadata.current_schema

@@ -1,4 +1,4 @@
-"""A finished plan: which files of a view a reader has to open, and what to check on their rows."""
+"""The result of planning: the files of a view that a reader must open, and the residual filter for their rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from metaserver.planner.deletes.delete_index import DeleteIndex
 from metaserver.planner.view.view import TableView, comparable
 
 _RESIDUALS_MAX = 1024
-"""Residuals remembered per plan; partitions of one spec are few beside files, except where somebody made them many."""
+"""Cached residuals of one plan. A spec usually has few partitions compared with files."""
 _RESIDUAL_BYTES = 400
 
 
 class IndexUse(msgspec.Struct, frozen=True, gc=False):
-    """What one index did for a plan: of the files that it was asked about, how many it left out."""
+    """The effect of one index on a plan: how many files it was applied to, and how many it removed."""
 
     name: str
     kind: str
@@ -34,9 +34,9 @@ class IndexUse(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stage(msgspec.Struct, frozen=True, gc=False):
-    """One step of a plan: files and bytes that came in and that are left, and how long it took.
+    """One stage of a plan: files and bytes before and after it, and its duration.
 
-    They are -1 where nobody asked for them: counting takes a look at every file, and adding up reads its size.
+    Files and bytes are -1 unless the request asks for them: counting visits every file, and summing reads its size.
     """
 
     name: str
@@ -46,11 +46,13 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
     bytes_left: int
     microseconds: int
     complete: bool = True
-    """False when the time budget ended inside it: what was not checked is kept."""
+    """False if the time budget ended during the stage; files that were not checked are kept."""
 
 
 class Scan:
-    """`rows` int64[files]: rows of the view, in the order of the manifest list. Immutable but for what it remembers."""
+    """A plan. `rows`, int64[files], are rows of the view in the order of the manifest list. Immutable except for
+    caches.
+    """
 
     def __init__(
         self,
@@ -68,20 +70,20 @@ class Scan:
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
-        """`projected` is `bound` by the ids of the metadata's specs, as far as that is at hand."""
+        """`projected`: `bound` projected onto the metadata's specs, by spec id, as far as it is known."""
         self.view = view
         self.rows = rows
         self.schema = schema
         self.bound = bound
         self.stages = stages
         self.complete = complete
-        """False when time ran out, or an index was not there in time: another plan may keep fewer files."""
+        """False if the time budget ended or an index was not loaded in time: a later plan may keep fewer files."""
         self.indexes = indexes
         self.snapshot_id = snapshot_id
         self.considered = considered
-        """Live files of the snapshot, those of manifests that did not have to be read included."""
+        """Live files of the snapshot, including those of manifests that were not read."""
         self.metadata = metadata
-        """Of the table when it was planned; partition specs are looked up in it."""
+        """The table's metadata at planning time; partition specs are looked up in it."""
         self._projections = dict(projected)
         self._deletes = deletes
         self._by_spec: dict[int, Residuals | None] = {}
@@ -94,50 +96,53 @@ class Scan:
 
     @property
     def size_bytes(self) -> int:
-        """What it adds to its view, with all that it may come to remember."""
+        """Memory that the plan adds to its view, including full caches."""
         return int(self.rows.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
 
     def residual(self, row: int) -> Expression:
-        """What is left of the filter for the rows of the file at this row of the view."""
+        """The residual of the filter for the file at this row of the view."""
         block, local = self.view.locate(row)
         return self.residual_in(block.spec_id, block.partition_fields, block.partition(local))
 
     def residual_in(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> Expression:
-        """As `residual`, by partition: (field id, type) and value of each field that the manifest has, in its order."""
+        """The residual for a partition: (field id, type) and value of each field, in the manifest's order."""
         residuals = self._residuals_of(spec_id) if self.deciding(spec_id) else None
         if residuals is None:
             return self.bound
-        # By text: 0.0 and -0.0 are equal, and their residuals are not. Most partitions have neither.
+        # The key has the text: 0.0 and -0.0 are equal as values, but their residuals differ. Few partitions have
+        # either.
         zero = any(value == 0 and isinstance(value, float) for value in partition)
         key = (spec_id, fields, repr(partition) if zero else partition)
-        found = self._residuals.get(key)
-        if found is None:
-            found = residuals(self._values_of(spec_id, fields, partition))
+        residual = self._residuals.get(key)
+        if residual is None:
+            residual = residuals(self._values_of(spec_id, fields, partition))
             if len(self._residuals) >= _RESIDUALS_MAX:
                 self._residuals.clear()
-            self._residuals[key] = found
-        return found
+            self._residuals[key] = residual
+        return residual
 
     def may_match(self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]) -> bool:
-        """Whether the residual is not FALSE, by what the filter demands of partitions alone: many terms are none."""
+        """Whether the partition can hold a matching row, by its values alone: False means that the residual is
+        FALSE.
+        """
         spec = self.metadata.spec(spec_id)
         if spec is None:
             return True
-        demand = self._projection(spec_id, spec).possible
-        return may_match(demand, self._values_of(spec_id, fields, partition))
+        condition = self._projection(spec_id, spec).possible
+        return may_match(condition, self._values_of(spec_id, fields, partition))
 
     def _projection(self, spec_id: int, spec: PartitionSpec) -> ProjectedExpression:
-        found = self._projections.get(spec_id)
-        if found is None:
-            found = self._projections[spec_id] = project(self.bound, spec)
-        return found
+        projection = self._projections.get(spec_id)
+        if projection is None:
+            projection = self._projections[spec_id] = project(self.bound, spec)
+        return projection
 
     def _values_of(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> dict[int, Value | None]:
-        """Those that decide parts of the filter, by field id."""
+        """The values that decide parts of the filter, by field id."""
         kinds = self.deciding(spec_id)
         return {
             field_id: value
@@ -146,8 +151,10 @@ class Scan:
         }
 
     def deciding(self, spec_id: int) -> Mapping[int, str]:
-        """The partition fields whose values decide parts of the filter, by id, and the type that they must be of for
-        that. Empty where the whole filter is left in every partition; so it is where the metadata lack the spec."""
+        """The partition fields whose values decide parts of the filter: by id, the type that the values must have.
+
+        Empty if no partition value decides anything, or if the metadata has no such spec.
+        """
         kinds = self._kinds.get(spec_id)
         if kinds is None:
             spec = self.metadata.spec(spec_id)
@@ -158,14 +165,14 @@ class Scan:
     def _residuals_of(self, spec_id: int) -> Residuals | None:
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
-            known = None if spec is None else self._projection(spec_id, spec)
-            self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, known)
+            projection = None if spec is None else self._projection(spec_id, spec)
+            self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, projection)
         return self._by_spec[spec_id]
 
     def deletes(self, row: int) -> tuple[int, ...]:
-        """Delete rows of the view that apply to the data file at this row."""
-        return self._deletes.applying(row)
+        """Delete files, as rows of the view, that apply to the data file at this row."""
+        return self._deletes.deletes_for_row(row)
 
     def deletes_of(self, rows: Longs) -> list[tuple[int, ...]]:
-        """As `deletes`, of many rows at once."""
-        return self._deletes.applying_to(rows)
+        """The same as `deletes`, for many rows."""
+        return self._deletes.deletes_for(rows)

@@ -1,14 +1,14 @@
-"""Plan tasks and plan ids: what a client brings back is the plan itself, signed; the server keeps nothing.
+"""Plan tasks and plan ids: stateless, signed tokens that contain the plan request.
 
-A token says what was asked (snapshot, filter, schema) and, for a plan task, which rows of the view it is to answer.
-So any worker and any replica can answer it, after any restart. The rule it keeps: a range of *rows of the view*, not of
-files found. The view of a snapshot is the same everywhere, while one plan may keep a file that another, with more time,
-could leave out; pages counted in files found would then overlap, or lose files between them.
+A token holds the request (snapshot, filter, schema) and, for a plan task, the range of rows of the view that it covers.
+So any worker and replica can answer it, also after a restart. The range counts *rows of the view*, not files of the
+plan: a view is the same on every replica, while one plan may keep a file that another plan, with more time, leaves out.
+Pages that counted kept files could overlap, or lose files between them.
 
-Layout, before base64: version (1 byte), id of the signing key (8), HMAC-SHA256 cut to 16 bytes (RFC 2104, 5), first row
-and end row (8 bytes each, big-endian), deflated msgpack of `PinnedRequest`. The MAC covers the purpose and the table's
-UUID, too, which therefore need not be in the token: one for another table, of another purpose, changed or made up is
-none of ours. Nothing is unpacked before the MAC fits.
+Layout, before base64: version (1 byte), id of the signing key (8), HMAC-SHA256 truncated to 16 bytes (RFC 2104, section
+5), first row and end row (8 bytes each, big-endian), deflated msgpack of `PinnedRequest`. The MAC also covers the
+purpose and the table's UUID, which are not part of the token: a token for another table or purpose, or a modified
+token, is invalid. Nothing is unpacked before the MAC is verified.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from metaserver.access.keyring import ID_BYTES, Keyring
 VERSION = 2
 _PURPOSE = "scan-planning"
 TOKENS_BYTES_MAX = 1 << 20
-"""What all plan tasks of one answer may take together."""
+"""Size limit of all plan tasks of one answer together."""
 ROWS_MAX = 2**63 - 1
-"""End of the last page: whatever is left."""
+"""End of the last page: all remaining rows."""
 
 _MAC_BYTES = 16
 _ROWS = struct.Struct(">qq")
@@ -38,7 +38,7 @@ _TASK, _PLAN = b"plan-task", b"plan-id"
 
 
 class PinnedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A plan request, with everything pinned that could move before the client comes back."""
+    """A plan request, with everything pinned that could change before the client returns."""
 
     snapshot_id: int | None
     """None for an incremental scan."""
@@ -46,9 +46,9 @@ class PinnedRequest(msgspec.Struct, frozen=True, array_like=True):
     """Exclusive; None for a point in time."""
     end_snapshot_id: int | None
     schema_id: int
-    """The table's current schema when the plan was made: a rename since then must not change what names mean."""
+    """The table's current schema at planning time: names keep their meaning after a rename."""
     filter: bytes
-    """JSON as it was sent; empty for none."""
+    """JSON as the client sent it; empty without a filter."""
     case_sensitive: bool
     use_snapshot_schema: bool
     stats_fields: tuple[str, ...]
@@ -57,33 +57,33 @@ class PinnedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanTask(msgspec.Struct, frozen=True):
-    """Those files of the plan whose row in the view is from `first_row` up to, not including, `end_row`."""
+    """The files of the plan whose row in the view is in [`first_row`, `end_row`)."""
 
-    asked: PinnedRequest
+    request: PinnedRequest
     first_row: int
     end_row: int
 
 
 class Tokens:
-    """Seals and opens. The keyring is shared by all replicas."""
+    """Signs and verifies tokens. All replicas share the keyring."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
     def plan_task(self, packed: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
-        """`packed` is what `pack` made of the request, once for all pages. URL-safe text."""
+        """`packed` is the result of `pack`, computed once for all pages. Returns URL-safe text."""
         return self._seal(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
 
     def plan_id(self, packed: bytes, table_uuid: str) -> str:
         return self._seal(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
-        """None for anything that `plan_task` did not make for this table."""
+        """None for a token that `plan_task` did not create for this table."""
         body = self._open(_TASK, token, table_uuid)
         return None if body is None else PlanTask(_unpack(body[_ROWS.size :]), *_ROWS.unpack_from(body))
 
     def open_plan_id(self, token: str, table_uuid: str) -> PinnedRequest | None:
-        """None for anything that `plan_id` did not make for this table."""
+        """None for a token that `plan_id` did not create for this table."""
         body = self._open(_PLAN, token, table_uuid)
         return None if body is None else _unpack(body[_ROWS.size :])
 
@@ -110,9 +110,9 @@ def _mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
     return hmac.digest(key, about + body, hashlib.sha256)[:_MAC_BYTES]
 
 
-def pack(asked: PinnedRequest) -> bytes:
-    """For `Tokens.plan_task` and `plan_id`."""
-    return zlib.compress(msgspec.msgpack.encode(asked), 6)
+def pack(request: PinnedRequest) -> bytes:
+    """The request as bytes, for `Tokens.plan_task` and `Tokens.plan_id`."""
+    return zlib.compress(msgspec.msgpack.encode(request), 6)
 
 
 def _unpack(packed: bytes) -> PinnedRequest:
@@ -120,10 +120,10 @@ def _unpack(packed: bytes) -> PinnedRequest:
 
 
 def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
-    """Into how many plan tasks an answer of `files` is cut; 0 means that it is not cut, but answered at once.
+    """The number of plan tasks for a plan of `files` files; 0 means that the answer is inline.
 
-    A plan past `inline_limit` has two pages at least, so that a client has something to do in parallel. Each token
-    carries the filter: where that is long (an IN list of thousands), pages grow rather than the sum of the tokens.
+    A plan above `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each token contains
+    the filter: if that is long (an IN list of thousands), pages grow instead of the tokens' total size.
     """
     if files <= inline_limit:
         return 0

@@ -1,1 +1,1 @@
-"""The files of one snapshot as columns, and selections of them."""
+"""The data files of one snapshot in columns, and selections of them."""

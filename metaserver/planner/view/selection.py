@@ -1,6 +1,6 @@
-"""Some of a view's files, narrowed step by step, block by block: what pruning works on.
+"""A selection of a view's files, which pruning narrows stage by stage and block by block.
 
-A block of which every file is selected, or none, has no mask to go through. A union is made of narrowed copies.
+A block with all or none of its files selected needs no mask. A union consists of narrowed copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Expired = Callable[[], bool]
 
 
 class Selection:
-    """`state` uint8[blocks]: 0 no row, 1 every row, 2 those whose byte in `mask` uint8[rows] is 1."""
+    """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1."""
 
     __slots__ = ("mask", "state", "view")
 
@@ -36,11 +36,11 @@ class Selection:
         return Selection(self.view, self.state.copy(), mask)
 
     def rows(self) -> Longs:
-        """int64[selected], ascending."""
+        """int64[selected], ascending row ids."""
         return _scan.collect(self.view.extents, self.state, self.mask)
 
-    def places(self) -> Longs:
-        """int64[selected], ascending: rows as masks count them, through the view's blocks."""
+    def positions(self) -> Longs:
+        """int64[selected], ascending positions in the view, as masks count rows."""
         numbers, local = self.view.split(self.rows())
         return np.asarray(self.view.starts, dtype=np.int64)[numbers] + local
 
@@ -52,7 +52,7 @@ class Selection:
         return _scan.count(self.view.extents, self.state, self.mask)
 
     def file_bytes(self) -> int:
-        """Sum of the selected files' sizes; reads every size."""
+        """Total size of the selected files in bytes; reads every size."""
         total = 0
         for number in np.flatnonzero(self.state).tolist():
             sizes = self.view.blocks[number].longs("file_size_in_bytes")
@@ -62,14 +62,14 @@ class Selection:
         return total
 
     def size(self) -> tuple[int, int]:
-        """Files and bytes that are selected."""
+        """(files, bytes) selected."""
         return self.count(), self.file_bytes()
 
     def clear(self) -> None:
         self.state[:] = 0
 
-    def take(self, number: int, other: Selection) -> None:
-        """One block as it is selected in the other."""
+    def copy_block(self, number: int, other: Selection) -> None:
+        """Sets the selection of one block to that in `other`."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         self.state[number] = other.state[number]
         self.mask[first:end] = other.mask[first:end]
@@ -78,7 +78,7 @@ class Selection:
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Narrows one block to the rows that are true."""
+        """Narrows one block to the rows for which `rows` is True."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         if self.state[number] == 1:
             self.mask[first:end] = rows
@@ -87,7 +87,7 @@ class Selection:
         self.state[number] = 2 if self.mask[first:end].any() else 0
 
     def check_invariants(self) -> None:
-        """AssertionError when a state or a mask byte is none of theirs. For tests."""
+        """AssertionError for an invalid state or mask byte. For tests."""
         assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
         for number in np.flatnonzero(self.state == 2):
             part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]
@@ -98,18 +98,20 @@ def never() -> bool:
     return False
 
 
-def narrow_to_any(selection: Selection, ways: Iterable[Callable[[Selection], None]], expired: Expired = never) -> None:
-    """To what any of the ways would narrow it to."""
+def narrow_to_any(
+    selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = never
+) -> None:
+    """Narrows to the union of what each branch narrows to."""
     union: Selection | None = None
-    for way in ways:
+    for branch in branches:
         if expired():
-            return  # the ways that are left might keep everything; each would copy the mask only to do so
+            return  # the remaining branches might keep everything, and each would copy the mask
         part = selection.copy()
-        way(part)
+        branch(part)
         if union is None:
             union = part
         else:
             union.add(part)
     selection.clear()
     if union is not None:
-        selection.add(union)  # only its own blocks: the mask may be shared with a selection of other blocks
+        selection.add(union)  # merges only its own blocks: selections of other blocks may share the mask

@@ -1,11 +1,11 @@
-"""The view of a snapshot: its blocks side by side, with one row of summaries per block for each column asked about.
+"""The view of a snapshot: its blocks in sequence, with one row of summaries per block for each queried column.
 
-Nothing is copied: a side of a column is the addresses of the blocks' arrays, which the kernels walk. It is put together
-at the first predicate on the column and kept; a view of the next snapshot starts from blocks that are already there.
+Nothing is copied: a side of a column holds the addresses of the blocks' arrays, which kernels read. It is built at the
+first predicate on the column and cached; the view of the next snapshot reuses the blocks.
 
-A row is named by its manifest's place in the manifest list and its own place in the manifest: `ordinal << 32 | row`.
-So a view that holds only the manifests a plan needs names the same rows as the view of the whole snapshot, and rows of
-a later plan can be compared with those of an earlier one. Within the view, masks count rows through its blocks.
+A row id consists of the ordinal of its manifest in the manifest list and its row in the manifest: `ordinal << 32 |
+row`. So a view with only some of a snapshot's manifests has the same row ids as the full view, and the rows of two
+plans can be compared. Within a view, a mask counts positions across its blocks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ Flags = npt.NDArray[np.uint8]
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
 _LAYOUT = 13
 _FORM, _ROWS, _FIRST, _BASE = 0, 4, 5, 6
-"""Places in a row of a layout."""
+"""Columns of a layout row."""
 ROW_BITS = 32
 ROW_MASK = (1 << ROW_BITS) - 1
-"""Of a row's name: its place in its manifest."""
+"""The part of a row id that is the row in its manifest."""
 _UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
 
 
 class Side:
-    """One side of a column in one form: `layout` int64[blocks, 13] as `_scan.pyx` wants it, summaries `low`, `high`."""
+    """One side of a column in one form: `layout`, int64[blocks, 13], in the format of `_scan.pyx`; summaries `low`,
+    `high`.
+    """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
@@ -54,17 +56,19 @@ class Side:
         self.low: npt.NDArray[Any] = np.array(low, dtype=dtype)
         self.high: npt.NDArray[Any] = np.array(high, dtype=dtype)
         self.packed = packed
-        """None where the block knows nothing of this side in this form."""
+        """None for a block without values of this side in this form."""
 
     @property
     def size_bytes(self) -> int:
         return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
 
     def rows_read(self) -> int:
-        """How many rows a comparison with one value may have to look at: those of the blocks between whose least and
-        greatest values it lies, for the value that most of them are about."""
-        known = np.flatnonzero(self.layout[:, _FORM] >= 0)
-        rows, low, high = self.layout[known, _ROWS], self.low[known], self.high[known]
+        """The maximum number of rows that a comparison with one value reads, over all values.
+
+        A comparison reads the blocks whose minimum and maximum enclose the value.
+        """
+        with_values = np.flatnonzero(self.layout[:, _FORM] >= 0)
+        rows, low, high = self.layout[with_values, _ROWS], self.low[with_values], self.high[with_values]
         by_low, by_high = np.argsort(low), np.argsort(high)
         begun = np.cumsum(rows[by_low])
         ended = np.concatenate(([0], np.cumsum(rows[by_high])))
@@ -72,7 +76,7 @@ class Side:
 
 
 class ColumnStatistics:
-    """What the blocks know of one column, of one type. Flags are as in `ColumnEntry`, None where all are 0."""
+    """The statistics of one column, compared as one type. Flags are as in `ColumnEntry`; None if all are 0."""
 
     __slots__ = ("entries", "lower", "nans_only", "no_nans", "no_nulls", "nulls_only", "rows_read", "upper")
 
@@ -86,7 +90,7 @@ class ColumnStatistics:
         self.no_nulls = _flags(entries, lambda entry: entry.no_nulls)
         self.no_nans = _flags(entries, lambda entry: entry.no_nans)
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
-        """By one comparison, at most."""
+        """The maximum for one comparison."""
 
     @property
     def size_bytes(self) -> int:
@@ -94,16 +98,16 @@ class ColumnStatistics:
 
 
 class PartitionValues:
-    """One partition field's values; exact, unlike bounds. `known` bool[blocks]: the block's spec has the field.
+    """The exact values of one partition field. `known`, bool[blocks]: whether the block's spec has the field.
 
-    `nulls` uint8[blocks]: how many of the values are null, 0 none, 1 all, 2 some. `has_nulls` where it is not all 0.
+    `nulls`, uint8[blocks]: how many values are null: 0 none, 1 all, 2 some. `has_nulls`: whether any entry is not 0.
     """
 
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
     def __init__(self, view: TableView, field_id: int, kind: str) -> None:
-        found = [block.partition_column(field_id) for block in view.blocks]
-        usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in found]
+        stored = [block.partition_column(field_id) for block in view.blocks]
+        usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in stored]
         self.known = np.array([entry is not None for entry in usable], dtype=np.bool_)
         self.packed = [None if entry is None else entry[1] for entry in usable]
         self.nulls: Flags = np.array(
@@ -112,7 +116,7 @@ class PartitionValues:
         self.sides = _sides(view, self.packed)
         self.has_nulls = bool(self.nulls.any())
         self.is_known = bool(self.known.all())
-        """In all blocks."""
+        """Whether all blocks have the field."""
 
     @property
     def size_bytes(self) -> int:
@@ -120,8 +124,11 @@ class PartitionValues:
 
 
 class TableView:
-    """`blocks[i]` is the block of `manifests[i]`, a data manifest, the one at `ordinals[i]` of the snapshot (ascending;
-    by default the view is of all). `delete_blocks` and `delete_manifests` are those of all delete manifests."""
+    """The data files of a snapshot, or those of some of its manifests.
+
+    `blocks[i]` is the block of `manifests[i]`, the data manifest at `ordinals[i]` of the snapshot (ascending; by
+    default all). `delete_blocks` and `delete_manifests` are those of all delete manifests.
+    """
 
     def __init__(
         self,
@@ -145,18 +152,22 @@ class TableView:
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
-        """As a layout, with only rows, first rows and, as base, the names of those: for kernels that read no column."""
+        """A layout with only row counts, first positions and, as base, first row ids: for kernels that read no
+        column.
+        """
         self.extents[:, _ROWS] = [block.rows for block in self.blocks]
         self.extents[:, _FIRST] = self.starts[:-1]
         self.extents[:, _BASE] = self.ordinals << ROW_BITS
         counts = [block.long_column("record_count") for block in self.blocks]
-        self.odd_counts = [number for number, column in enumerate(counts) if column is None or column.packed.low <= 0]
-        """The blocks with files that have no rows, or whose rows nobody counted."""
-        self._sized = (0, 0)
+        self.blocks_with_empty_files = [
+            number for number, column in enumerate(counts) if column is None or column.packed.low <= 0
+        ]
+        """Blocks with files whose record count is 0 or unknown."""
+        self._size_cache = (0, 0)
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self.starts[-1]
 
     @property
@@ -165,40 +176,40 @@ class TableView:
 
     @property
     def size_bytes(self) -> int:
-        """What the view adds to its blocks."""
-        columns, size = self._sized
-        known = len(self._stats) + len(self._partition)
-        if known != columns:
-            # Lists, because plans in threads may put another column together meanwhile.
+        """Memory of the view, without its blocks."""
+        columns, size = self._size_cache
+        computed = len(self._stats) + len(self._partition)
+        if computed != columns:
+            # Copies, because plans in other threads may add a column concurrently.
             size = sum(column.size_bytes for column in list(self._stats.values()))
             size += sum(column.size_bytes for column in list(self._partition.values()))
-            self._sized = known, size
+            self._size_cache = computed, size
         return self.extents.nbytes + 400 * len(self.blocks) + size
 
     def locate(self, row: int) -> tuple[Block, int]:
-        """The block of a row of the view, and the row's number in it."""
+        """(block, row in the block) of a row id."""
         return self.blocks[self._numbers[row >> ROW_BITS]], row & ROW_MASK
 
     def manifest_of(self, row: int) -> ManifestFile:
-        """The manifest that a row of the view is of."""
+        """The manifest of a row id."""
         return self.manifests[self._numbers[row >> ROW_BITS]]
 
     def split(self, rows: Longs) -> tuple[Longs, Longs]:
-        """(block numbers, rows of those blocks), each int64[n], of n rows of the view."""
+        """(block numbers, rows in those blocks), each int64[n], of n row ids."""
         return np.searchsorted(self.ordinals, rows >> ROW_BITS), rows & ROW_MASK
 
     def rows_of(self, number: int) -> Longs:
-        """int64[rows], the names of all rows of a block."""
+        """int64[rows], the row ids of a block."""
         first = int(self.ordinals[number]) << ROW_BITS
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
-        """As `locate`, among the delete blocks."""
+        """(block, row in the block) of a row of the delete blocks."""
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
     def stats(self, column_id: int, kind: str) -> ColumnStatistics:
-        """`kind` is the type that values are compared as; blocks that hold another one know nothing."""
+        """Statistics for comparisons as type `kind`; blocks that store an incomparable type have no bounds."""
         key = (column_id, kind)
         column = self._stats.get(key)
         if column is None:
@@ -206,7 +217,7 @@ class TableView:
         return column
 
     def known_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """As `stats` where the column has been asked for before, so that it costs nothing now."""
+        """The cached statistics of a column, None if they are not computed yet."""
         return self._stats.get((column_id, kind))
 
     def partition(self, field_id: int, kind: str) -> PartitionValues:
@@ -248,7 +259,7 @@ def _layout(block: Block, packed: Packed, first: int) -> tuple[int, ...]:
 
 
 def _sides(view: TableView, packed: Sequence[Packed | None]) -> tuple[Side, ...]:
-    """One side a form: a decimal that was widened past 18 digits has two."""
+    """One side per form: a decimal column widened past 18 digits has two forms."""
     forms = {column.form for column in packed if column is not None}
     return tuple(
         Side(Form(form), [column if column is not None and column.form == form else None for column in packed], view)
@@ -262,7 +273,7 @@ def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], 
 
 
 def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
-    """The entry without bounds where its type's values do not compare with those of `kind`."""
+    """The entry, without its bounds if values of its type cannot be compared as `kind`."""
     if entry is None or comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
@@ -278,13 +289,11 @@ def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
     )
 
 
-def comparable(stored: str, asked: str) -> bool:
-    """Same type, or one that Iceberg promotes to the other without changing what a value means.
+def comparable(stored: str, kind: str) -> bool:
+    """Whether the types are equal, or Iceberg promotes one to the other without changing the meaning of values.
 
-    Dates promoted to timestamps (version 3) change their unit, so their bounds are not used.
+    A date promoted to a timestamp (format version 3) changes its unit, so its bounds are not comparable.
     """
-    if stored == asked or (stored, asked) in _WIDENED:
+    if stored == kind or (stored, kind) in _WIDENED:
         return True
-    return (
-        stored.startswith("decimal") and asked.startswith("decimal") and decimal_scale(stored) == decimal_scale(asked)
-    )
+    return stored.startswith("decimal") and kind.startswith("decimal") and decimal_scale(stored) == decimal_scale(kind)

@@ -1,0 +1,72 @@
+"""Names that a reader has to keep apart, checked on the syntax trees of the rooms that follow the glossary."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+ROOMS = ("planner", "index", "iceberg", "objects")
+FILES = sorted(
+    [
+        *(path for room in ROOMS for path in (REPO / "metaserver" / room).rglob("*.py")),
+        *(REPO / "metaserver").glob("*.py"),
+    ]
+)
+COINED = re.compile(
+    r"is_beyond_us|has_cold_door|_chilling|suspect_soon|in_vain|fate|told|untold|unsaid|afar|asked_by_java|marks_of"
+)
+"""Names of functions, classes, parameters and variables that no engine, specification or database uses."""
+
+
+def public_classes(source: str) -> Iterator[str]:
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The public class names of (file, source) pairs that several files define, with these files."""
+    files: defaultdict[str, list[str]] = defaultdict(list)
+    for file, source in sources:
+        for name in public_classes(source):
+            files[name].append(file)
+    return {name: found for name, found in files.items() if len(found) > 1}
+
+
+def names(source: str) -> Iterator[str]:
+    """The names that `source` defines or binds."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def test_a_public_class_name_is_defined_once() -> None:
+    sources = [(path.relative_to(REPO).as_posix(), path.read_text(encoding="utf-8")) for path in FILES]
+    assert len(sources) > 100
+    assert repeated_classes(sources) == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(REPO).as_posix())
+def test_names_are_terms_of_the_field(path: Path) -> None:
+    coined = {name for name in names(path.read_text(encoding="utf-8")) if COINED.fullmatch(name)}
+    assert not coined, f"{path.relative_to(REPO)} has {sorted(coined)}: use the terms of docs/glossary.md"
+
+
+def test_a_repeated_class_and_a_coined_name_are_found() -> None:
+    """The checks see what they look for."""
+    one, other = (
+        "class Part: ...\nclass _Part: ...",
+        "def f(told):\n    class _Part: ...\n    afar = told\nclass Part: ...",
+    )
+    assert repeated_classes([("a.py", one), ("b.py", other)]) == {"Part": ["a.py", "b.py"]}
+    assert {name for name in names(other) if COINED.fullmatch(name)} == {"told", "afar"}
