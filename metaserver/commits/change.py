@@ -202,7 +202,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     replace_filter, replace_written = _replaced(body.replace)
     repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]
     if repeated:
-        raise BadRequest(f"remove names {repeated[0][:500]} repeated")
+        raise BadRequest(f"remove names {repeated[0][:500]} twice")
     request = ChangeRequest(
         table_uuid=body.table_uuid,
         branch=body.branch,
@@ -337,7 +337,7 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
         vector = file.is_deletion_vector
         key = (file.file_path, file.content_offset) if vector else file.file_path
         if key in paths:
-            raise BadRequest(f"add names {file.file_path} repeated")
+            raise BadRequest(f"add names {file.file_path} twice")
         paths.add(key)
         if vector and file.referenced_data_file in referenced:
             raise BadRequest(f"add has two deletion vectors for {file.referenced_data_file}; a data file has one")

@@ -67,7 +67,7 @@ async def find_files(
             data |= {file.file_path for file in matches.values() if file.content == DATA}
     if missing:
         raise Collision(
-            "file-removed",
+            "file-gone",
             f"{min(map(str, missing))[:1000]} is to be removed but is no longer in the table; compute the change "
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )

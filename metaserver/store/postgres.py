@@ -100,8 +100,8 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
                 dsn,
                 min_size=min(pool_min, pool_max),
                 max_size=pool_max,
-                # The server's own limit comes first, so that it is the one that lets the locks go.
                 # The server's limit is shorter, because only the server releases locks.
+                command_timeout=timeout_s + 5,
                 timeout=CONNECT_TIMEOUT_S,
                 reset=_no_reset,
                 statement_cache_size=512,

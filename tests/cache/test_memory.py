@@ -56,10 +56,10 @@ def test_a_budget_of_nothing_keeps_nothing() -> None:
 
 
 def test_negative_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="must be 0 or more"):
         MemoryCache(-1)
     cache: MemoryCache[str, int] = MemoryCache(1000)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="must be 0 or more"):
         cache.put("a", 1, -1)
 
 

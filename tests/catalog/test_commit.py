@@ -403,7 +403,7 @@ async def test_what_cannot_be_published_has_not_happened(tmp_path: Path) -> None
             )
         await publish(it, stands, 8, sequence=4)
         stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
-        with pytest.raises(CommitConflict, match="has committed its sequence 4"):
+        with pytest.raises(CommitConflict, match="has already committed sequence 4"):
             await publish(it, stands, 9, sequence=4)
         await it.catalog.committer.close()
         assert await it.files() == before

@@ -87,7 +87,7 @@ def test_token_commands_make_the_database_private_and_repair_it(permissive_umask
     (home / "seamark.db").chmod(0o644)
     again = run("token", "create", "bob", "--home", str(home))
     assert again.stdout.strip().startswith("smk_")
-    assert "seamark.db was open to other accounts" in again.stderr
+    assert "seamark.db was accessible to other accounts" in again.stderr
     assert open_files(home) == []
 
 

@@ -219,4 +219,4 @@ def test_a_proxy_that_may_use_plain_http_warns(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "Trino is ready" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert "Warning: passwords and tokens travel unencrypted from clients to 0.0.0.0" in process.stderr.read()
+        assert "Warning: passwords and tokens are sent unencrypted from clients to 0.0.0.0" in process.stderr.read()

@@ -132,7 +132,7 @@ class IndexFilesContract(OpenedStores):
         for remove in ("b", "ab", "x"):
             with pytest.raises(CommitConflict, match="no longer live"):
                 await indexed.transact([replacing("d", remove)])
-        with pytest.raises(CommitConflict, match="file:///w/a is not live"):
+        with pytest.raises(CommitConflict, match="file:///w/a is no longer live"):
             await indexed.transact([replacing("d", "a", definition="another")])
         assert (await states(indexed), await version(indexed)) == before
 

@@ -47,7 +47,7 @@ class ProducersContract(OpenedStores):
     async def test_only_a_higher_sequence_advances_a_producer(self, produced: DrivenStore) -> None:
         await produced.transact([advance(5, 50)])
         for sequence in (5, 4, -1):
-            with pytest.raises(CommitConflict, match=f"producer p has committed its sequence {sequence}"):
+            with pytest.raises(CommitConflict, match=f"producer p has already committed sequence {sequence}"):
                 await produced.transact([advance(sequence, 60)])
         assert await produced.producer(UUID, "p") == ProducerState(5, 50, 9)
         await produced.transact([advance(9, 90)])

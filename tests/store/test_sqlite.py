@@ -53,7 +53,7 @@ async def test_a_full_queue_refuses_at_once_and_keeps_what_it_took(path: Path, c
         blocker.execute("BEGIN IMMEDIATE")
         waiting = [asyncio.create_task(store.transact([CreateEntry(make_entry(f"t{n}"))])) for n in range(4)]
         await asyncio.sleep(0.05)
-        with pytest.raises(RetryLater, match="4 transactions wait"):
+        with pytest.raises(RetryLater, match="4 transactions already wait"):
             await store.transact([CreateEntry(make_entry("refused"))])
         blocker.execute("COMMIT")
         blocker.close()

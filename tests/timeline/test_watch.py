@@ -113,7 +113,7 @@ async def test_watchers_beyond_the_bound_are_told_to_come_later(two: tuple[Repli
     first, _ = two
     watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
     await until(lambda: first.timeline.watchers == 3)
-    with pytest.raises(RetryLater, match="3 clients watch"):
+    with pytest.raises(RetryLater, match="3 clients already watch"):
         await first.timeline.watch(InstantFilter(), 1, 30)
     await first.record()
     assert [len(found) for found in await asyncio.gather(*watches)] == [1, 1, 1]

@@ -138,7 +138,7 @@ def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None
     given = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        return given  # a bearer token in this header is the client's current token and proves nothing more
+        return given  # a bearer token in this header is the current token and proves nothing in addition to the form
     try:
         name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
