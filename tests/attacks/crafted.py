@@ -290,7 +290,7 @@ async def purge(c: Campaign) -> None:
     """As the confined admin, who does not have to wait for the retention."""
     dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for one in dropped.json.get("dropped", []) if dropped.status == 200 else []:
-        if one["name"].startswith(("over", "base", "statistics", "recreated", "swapped")):
+        if one["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
             await c.ask("morgan", "DELETE", f"/api/v1/dropped/{one['id']}")
 
 
@@ -439,8 +439,61 @@ async def swapped_metadata(c: Campaign) -> None:
     await purge(c)
 
 
+async def swapped_view(c: Campaign) -> None:
+    """The view's metadata file is written over: another owner, UUID or place, or an owner's view another text."""
+    name = c.new_name("swapped_view")
+    view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
+    await c.ask("mallory", "POST", f"{NAMES}/views", {**view, "properties": {"trino.run-as-owner": "mallory"}})
+    loaded = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
+    if loaded.status != 200:
+        return
+    forged = dict(loaded.json["metadata"])
+    match c.rng.randrange(4):
+        case 0:
+            forged["properties"] = {"trino.run-as-owner": "root"}
+        case 1:
+            forged["view-uuid"] = c.hint("uuid", c.hint("moved uuid", forged["view-uuid"]))
+        case 2:
+            forged["location"] = c.hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
+        case _:
+            text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
+            forged["versions"] = [{**one, "representations": text} for one in forged["versions"]]
+    c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
+    c.world.server.parts.catalog.documents.cache.clear()
+    c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
+    again = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
+    if again.status == 200:
+        shown = again.json["metadata"]
+        if "root" in shown["properties"].values():
+            c.report("a view of the attacker's runs by the rights of root")
+        if shown["properties"] and shown["versions"] != loaded.json["metadata"]["versions"]:
+            c.report("a view runs by its owner's rights with a text that was never committed")
+    update = {"action": "set-properties", "updates": {"x": "1"}}
+    await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
+    await c.ask("mallory", "DELETE", f"{NAMES}/views/{name}")
+
+
+async def nameless_table(c: Campaign) -> None:
+    """A table whose metadata name no UUID, as an admin registers it: its writer gives it the victim's."""
+    name, location = await own_table(c, "nameless")
+    loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
+    old = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
+    del old["table-uuid"]
+    place = f"{location}-old/metadata/v1.metadata.json"
+    c.world.write(place, json.dumps(old).encode())
+    body = {"name": f"{name}_old", "metadata-location": place}
+    await c.world.good("root", "POST", f"{NAMES}/register", body)
+    uuid = {"action": "assign-uuid", "uuid": c.hint("uuid", c.hint("moved uuid", "0"))}
+    path = f"{NAMES}/tables/{name}_old"
+    await c.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid]})
+    await commit_snapshot(c, f"{name}_old", c.hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
+    await harvest(c, f"{name}_old")
+    await c.ask("mallory", "DELETE", f"{path}?purgeRequested=true")
+    await purge(c)
+
+
 CRAFTED = (
     *(foreign_manifest_list, foreign_manifest, foreign_data_file, foreign_delete_files, native_commit, statistics),
     *(foreign_location, taken_names, moved_away, stolen_tokens, borrowed_owner, sign_own, undropped_elsewhere),
-    *(swapped_manifests, swapped_metadata),
+    *(swapped_manifests, swapped_metadata, swapped_view, nameless_table),
 )

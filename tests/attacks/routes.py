@@ -103,7 +103,10 @@ class _Names:
     def place(self) -> str:
         kinds = ("location", "metadata file", "manifest list", "manifest", "data file", "moved location")
         place = self.c.hint(self.rng.choice(kinds), f"{self.c.world.warehouse}/elsewhere")
-        return place + self.rng.choice(("", "", "/", "/x", "/../x", "%2F..%2Fx"))
+        place = self.rng.choice((place, place, place, *_spellings(place)))
+        return place + self.rng.choice(
+            ("", "", "/", "/x", "/../x", "%2F..%2Fx", "//x", "/./x", "/%2e%2e/x", "\\x", "?x")
+        )
 
     def identifier(self) -> dict[str, Any]:
         return {"namespace": self.namespace(), "name": self.of("table")}
@@ -117,6 +120,25 @@ class _Names:
         return {"table": table, "on": {"id": "id"}, "predicate": "data = 'x'"}
 
 
+def _spellings(place: str) -> tuple[str, ...]:
+    """Of the same place, for whoever takes letters, schemes, slashes or characters for the same."""
+    scheme, _, path = place.partition("://")
+    folder, _, name = path.rpartition("/")
+    again = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
+    wide = "".join(chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name)
+    return (
+        *(f"{other}://{path}" for other in again),
+        f"{scheme}:{path}",
+        f"{scheme}://{folder}//{name}",
+        f"{scheme}://{folder}/{name.upper()}",
+        f"{scheme}://{folder}/{wide}",
+        f"{scheme}://{folder}/{name}\u200b",
+        f"{scheme}://{folder}/{''.join(f'%{byte:02x}' for byte in name.encode())}",
+        f"{scheme}://localhost/{path.lstrip('/')}",
+        f"{scheme}://user@{path.lstrip('/')}",
+    )
+
+
 _Body = Callable[[_Names], Any]
 
 
@@ -126,7 +148,14 @@ def _updates(n: _Names) -> list[dict[str, Any]]:
         n.rng.choice(
             (
                 {"action": "set-location", "location": n.place()},
-                {"action": "set-properties", "updates": {"write.data.path": n.place(), "x": "1"}},
+                {"action": "set-properties", "updates": {n.rng.choice(_PATHS): n.place(), "x": "1"}},
+                {"action": "set-properties", "updates": {"seamark.allowed-locations": n.place()}},
+                {"action": "set-partition-statistics", "partition-statistics": _partition_statistics(n)},
+                {"action": "remove-statistics", "snapshot-id": n.snapshot()},
+                {"action": "add-encryption-key", "encryption-key": _encryption_key(n)},
+                {"action": "remove-encryption-key", "key-id": n.c.hint("uuid", "k")},
+                {"action": "set-snapshot-ref", "ref-name": n.of("table"), "type": "tag", "snapshot-id": n.snapshot()},
+                {"action": "remove-snapshot-ref", "ref-name": "main"},
                 {"action": "assign-uuid", "uuid": n.c.hint("uuid", "0")},
                 {"action": "set-statistics", "statistics": _statistics(n)},
                 {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": n.snapshot()},
@@ -144,6 +173,36 @@ def _statistics(n: _Names) -> dict[str, Any]:
         "file-footer-size-in-bytes": 10,
         "blob-metadata": [],
     }
+
+
+_PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+
+
+def _partition_statistics(n: _Names) -> dict[str, Any]:
+    return {"snapshot-id": n.snapshot(), "statistics-path": n.place(), "file-size-in-bytes": 100}
+
+
+def _encryption_key(n: _Names) -> dict[str, Any]:
+    key = {"key-id": n.c.hint("uuid", "k"), "encrypted-key-metadata": "AAAA", "encrypted-by-id": n.c.hint("snapshot")}
+    return {**key, "properties": {"location": n.place()}}
+
+
+def _view_updates(n: _Names) -> list[dict[str, Any]]:
+    """Of a view's commit."""
+    version = {**VIEW_VERSION, "default-namespace": n.namespace(), "default-catalog": n.c.hint("namespace")}
+    table = ".".join((*n.namespace(), n.of("table")))
+    version["representations"] = [{"type": "sql", "sql": f"SELECT * FROM {table}", "dialect": "trino"}]
+    return n.rng.choice(
+        (
+            [{"action": "set-location", "location": n.place()}],
+            [{"action": "assign-uuid", "uuid": n.c.hint("uuid", "0")}],
+            [{"action": "set-properties", "updates": {n.rng.choice((*_PATHS, "owner", "location")): n.place()}}],
+            [
+                {"action": "add-view-version", "view-version": version},
+                {"action": "set-current-view-version", "view-version-id": -1},
+            ],
+        )
+    )
 
 
 def _requirements(n: _Names) -> list[dict[str, Any]]:
@@ -168,6 +227,7 @@ def _change(n: _Names) -> dict[str, Any]:
         "read-snapshot-id": n.snapshot(),
         "index-files": [{"location": n.place(), "size-in-bytes": 100}],
         "producer": {"id": n.c.hint("uuid"), "sequence": 1},
+        "repeats-only": n.rng.random() < 0.2,
     }
 
 
@@ -203,7 +263,7 @@ _BODIES: dict[str, _Body] = {
         "location": n.place(),
         "properties": {},
     },
-    "replaceView": lambda n: {"updates": [{"action": "set-location", "location": n.place()}], "requirements": []},
+    "replaceView": lambda n: {"updates": _view_updates(n), "requirements": []},
     "commitTransaction": lambda n: {
         "table-changes": [
             {"identifier": n.identifier(), "requirements": _requirements(n), "updates": _updates(n)} for _ in range(2)

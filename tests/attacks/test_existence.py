@@ -20,7 +20,8 @@ from tests.attacks.world import EVIL, HOSTILE, KINDS, World, open_world
 
 _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _TOKENS = ("plan task", "page token", "stage", "idempotent body")
-_IDS = re.compile(rb"[0-9a-f]{3,}")
+_IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
+"""As they are, in capitals, percent-encoded, and in wide letters."""
 _OWN_STATE = ("putFunction", "dropFunction")
 """In the attacker's own namespace they make and remove things of its own, which the second of a pair then meets."""
 

@@ -130,7 +130,7 @@ async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(
         )
 
 
-async def test_of_two_that_claim_overlapping_places_at_once_one_isrefused(tmp_path: Path) -> None:
+async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await prepared(it)
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/race"
