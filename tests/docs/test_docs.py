@@ -38,7 +38,7 @@ NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
     *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
     *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots"),  # engines
-    "overwrite_partitions",  # connector.writing
+    "overwrite_partitions",  # connector.write.appends
 }
 """Words of inline code that look like settings and are none."""
 

@@ -1,0 +1,130 @@
+"""The proxy as a process: a socket, limits on connections, TLS, signals, an end that waits for what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, failed
+from connector.trino.proxy import Proxy, ProxySettings, open_proxy
+from metaserver.connections import Answers, ConnectionLimits, Connections, connections_max, raise_descriptor_limit
+from metaserver.tls import Certificate
+
+_BACKLOG = 1024
+_log = structlog.get_logger("seamark.trino-proxy")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bound, not yet listening. OSError where the address is taken, or none of this machine's."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
+    """For connections to coordinators; None is what the system trusts."""
+    if authorities is None and verify:
+        return None
+    context = ssl.create_default_context(cafile=authorities)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def limits_of(settings: ProxySettings) -> ConnectionLimits:
+    """By the settings; where they leave the number of connections open, by the files that this process may open: each
+    client takes one to a coordinator besides. Behind another proxy all come from one address."""
+    limit = connections_max(settings.connections, files_each=2, least=0)
+    share = limit if settings.trust_forwarded else max(1, limit // 2)
+    return ConnectionLimits(
+        connections=limit,
+        per_address=settings.connections_per_address or share,
+        header_bytes=settings.header_bytes,
+        header_timeout_s=settings.header_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+    )
+
+
+@asynccontextmanager
+async def serving(
+    proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
+) -> AsyncIterator[None]:
+    """Answers requests on `sock` for as long as the block runs, then those that are under way, for `drain_s`."""
+    inner = web.Server(
+        proxy.handle,
+        handler_cancellation=True,  # a client that leaves takes its request along
+        auto_decompress=False,
+        access_log=None,
+        keepalive_timeout=settings.idle_timeout_s,
+        max_line_size=min(HEADER_BYTES_MAX, settings.header_bytes),
+        max_field_size=min(HEADER_BYTES_MAX, settings.header_bytes),
+        max_headers=HEADERS_MAX,
+    )
+    answers = Answers(lambda status, _, message: failed(status, message), proxy.count_unreadable)
+    server = Connections(inner, limits_of(settings), answers, tls)
+    runner = web.ServerRunner(server, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.SockSite(runner, sock, backlog=_BACKLOG)
+        await site.start()
+        yield
+        proxy.draining = True
+        await site.stop()
+        deadline_s = time.monotonic() + settings.drain_s
+        while proxy.answering and time.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
+            await asyncio.sleep(0.02)
+        if proxy.answering:
+            _log.warning("requests are cut off", count=proxy.answering)
+        server.pre_shutdown()
+        await server.shutdown(max(1.0, deadline_s - time.monotonic()))
+    finally:
+        await runner.cleanup()
+
+
+async def serve(
+    settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
+) -> None:
+    """Until SIGTERM or SIGINT, then drains."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    watching, context = None, None if tls is None else tls.context
+    if tls is not None:
+        loop.add_signal_handler(signal.SIGHUP, tls.reload)
+        watching = asyncio.create_task(tls.watch(), name="certificate")
+    async with open_proxy(settings) as proxy, serving(proxy, settings, sock, context):
+        # Modules are there for good; the collector's rounds through them would hold up everybody.
+        gc.collect()
+        gc.freeze()
+        on_ready()
+        await stop.wait()
+        _log.info("draining", timeout_s=settings.drain_s)
+    if watching is not None:
+        watching.cancel()
+    _log.info("stopped")
+
+
+def run(settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]) -> None:
+    with suppress(ValueError, OSError):
+        raise_descriptor_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, sock, tls, on_ready))
