@@ -15,7 +15,7 @@ from bench.targets import SERVER_CORE, Target, on_core
 from bench.wire import Request, request
 from metaserver.api.http.logs import configure_logging
 from metaserver.clock import SystemClock
-from metaserver.server import bind, open_parts, serving, settle_memory
+from metaserver.server import bind, freeze_garbage, open_parts, serving
 from metaserver.settings import Settings
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
@@ -72,7 +72,7 @@ async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
     configure_logging(settings)
     sock = bind(settings, shared=False)
     async with open_parts(settings, SystemClock()) as parts, serving(parts, sock):
-        settle_memory()
+        freeze_garbage()
         yield Target(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)
 
 

@@ -79,7 +79,7 @@ def test_answers_come_as_json(url: str) -> None:
     ("arguments", "code", "told"),
     [
         (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),
-        (("create", "db.t", "--kind", "bitmap", "--columns", "`id"), 2, "do not close"),
+        (("create", "db.t", "--kind", "bitmap", "--columns", "`id"), 2, "close its backticks"),
         (("create", "db.t", "--kind", "btree", "--columns", "id"), 2, "btree"),
         (("create", "db.t", "--kind", "bloom"), 2, "--columns"),
         (("create", "t", "--kind", "bloom", "--columns", "id"), 2, "names no table"),

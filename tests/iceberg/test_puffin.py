@@ -147,9 +147,9 @@ def test_a_footer_that_inflates_without_end_is_refused() -> None:
     ("raw", "message"),
     [
         (b"PFA1", "4 bytes are not a Puffin file"),
-        (b"x" * 40, "does not end as a Puffin file"),
+        (b"x" * 40, "does not end with Puffin's magic bytes"),
         (with_footer(b"", b"{}", flags=2), "flags 0x2"),
-        (with_footer(b"", b""), "claims 0 bytes"),
+        (with_footer(b"", b""), "states an invalid size of 0 bytes"),
         (MAGIC * 2 + b"{}" + struct.pack("<iI", -2, 0) + MAGIC, "states an invalid size of -2 bytes"),
         (MAGIC * 2 + b"{}" + struct.pack("<iI", 900, 0) + MAGIC, "does not fit"),
         (b"PFA1PFA2{}" + struct.pack("<iI", 2, 0) + MAGIC, "does not start with Puffin's magic bytes"),

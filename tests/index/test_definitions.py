@@ -107,7 +107,7 @@ def test_what_people_type_is_read(text: str, same: IndexDefinition) -> None:
         ("bloom(id, fpp=often)", "from 1e-06"),
         ("bloom(id, fpp=0.1, fpp=0.2)", "said twice"),
         ("bitmap(id, state=asleep)", "enabled or paused"),
-        ("bitmap(`id)", "do not close"),
+        ("bitmap(`id)", "close its backticks and parentheses"),
         ("{", "not JSON"),
         ('{"kind":"bitmap"}', "columns is to be a list"),
         ('{"kind":"bitmap","columns":[1]}', "columns is to be a list"),
