@@ -26,6 +26,7 @@ FOLDERS = {
 }
 """What is not named is of the unit tier."""
 FILES = {
+    "connector/trino/test_trino_proxy_command.py": "server",
     "bench/test_demo.py": "engines",
     "bench/test_trino_benches.py": "engines",
     "faults/test_spark_tasks.py": "engines",
