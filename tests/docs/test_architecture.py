@@ -39,7 +39,7 @@ def test_the_map_names_every_package_of_the_server() -> None:
 def test_every_target_of_the_contributors_page_is_in_the_makefile() -> None:
     text = (REPO / "CONTRIBUTING.md").read_text()
     made = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"\bmake ([\w-]+)", " ".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
+    named = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
     named |= set(re.findall(r"^make ([\w-]+)", text, flags=re.MULTILINE))
     assert {"test", "lint", "venv"} <= named
     assert named - made == set()

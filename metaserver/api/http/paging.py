@@ -22,8 +22,8 @@ _TOKEN_VERSION = 1
 _PLACE_MAX = 2**63 - 1
 
 PAGING = (
-    Parameter("pageToken", "query", "As in the last answer's next-page-token.", {"type": "string"}),
-    Parameter("pageSize", "query", "Most items answered.", {"type": "integer", "minimum": 1}),
+    Parameter("pageToken", "query", "The next-page-token of the previous answer.", {"type": "string"}),
+    Parameter("pageSize", "query", "Maximum number of items.", {"type": "integer", "minimum": 1}),
 )
 
 

@@ -17,7 +17,8 @@ SNAPSHOT = (
     Parameter(
         "as-of",
         "query",
-        "Milliseconds since the epoch, instead of snapshot-id: what was current then, by the table's snapshot log.",
+        "Milliseconds since the epoch, instead of snapshot-id: the snapshot that was current at this time, by"
+        " the table's snapshot log.",
         {"type": "integer"},
     ),
 )

@@ -59,11 +59,11 @@ _PREFIX = Parameter(
     {"type": "string"},
 )
 _PAGING = (
-    Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
+    Parameter("page-token", "query", "The next-page-token of the previous answer.", {"type": "string"}),
     Parameter(
         "limit",
         "query",
-        f"Most items answered. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
+        f"Maximum number of items. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
         {"type": "integer", "minimum": 1},
     ),
 )
@@ -115,7 +115,7 @@ PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
 
 @describe(
     "listFiles",
-    "The live files of a table's snapshot, or of some of its partitions: data files, then delete files",
+    "Lists the live files of a snapshot, or of some of its partitions: data files, then delete files",
     tags=("metadata",),
     parameters=(
         NAMESPACE,
@@ -147,7 +147,7 @@ async def list_files(request: web.Request) -> web.StreamResponse:
 
 @describe(
     "listColumnStats",
-    "Statistics of one column in the data files of some partitions, or of all: bounds and counts, file by file",
+    "Lists the statistics of a column in the data files of all or some partitions: bounds and counts for each file",
     tags=("metadata",),
     parameters=(
         NAMESPACE,
@@ -178,7 +178,7 @@ async def list_column_stats(request: web.Request) -> web.StreamResponse:
 
 @describe(
     "listPartitions",
-    "The partitions of a table's snapshot, with what their files add up to",
+    "Lists the partitions of a snapshot with totals of their files",
     tags=("metadata",),
     parameters=(NAMESPACE, TABLE, _PREFIX, *SNAPSHOT, *_PAGING),
     answers=_answers("Partitions, in the order of their first files", "partitions", "Partition"),
