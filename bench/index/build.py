@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.report import OURS, Report, Row
-from connector.indexing import DataFile, IndexTask, index_data_files
+from connector.index.files import DataFile, IndexTask, index_data_files
 from connector.parquet.columns import Projection, read_columns
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.index.files.definitions import define

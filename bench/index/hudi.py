@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 
 from bench.hudi import Peer, session
 from bench.report import OURS, Report, Row
-from connector.building import InProcess, build
-from connector.indexes import IndexClient
-from connector.storage import Storage
-from connector.writing import append
+from connector.client.indexes import IndexClient
+from connector.client.storage import Storage
+from connector.index.builds import InProcess, build
+from connector.write.appends import append
 from metaserver.index.files.index_file import open_index_file
 from metaserver.index.keys.hashing import hash_rows
 from metaserver.index.keys.keys import keys_of

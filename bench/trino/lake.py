@@ -2,8 +2,8 @@
 
 Made once for a scale and a number of files, below `.cache/bench/trino`, and kept: a run starts a server over a copy of
 the home that was made with the tables, so that it finds no plan of an earlier one. Facts are written once by Spark, in
-an order nobody asks for, and clustered by our job (`connector/spark/clustering.py`) into each layout; the other tables,
-and layouts that differ by their indexes alone, are clones, whose metadata names the same files.
+an order nobody asks for, and clustered by our job (`connector/spark/frames/clustering.py`) into each layout; the other
+tables, and layouts that differ by their indexes alone, are clones, whose metadata names the same files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.spark import FACT, write_table
-from connector.building import build
-from connector.indexes import IndexClient
-from connector.spark.clustering import Through, cluster
+from connector.client.indexes import IndexClient
+from connector.index.builds import build
+from connector.spark.frames.clustering import Through, cluster
 from connector.spark.index_job import SparkWorkers
 from connector.spark.session import connect
 from tests.services.process import CACHE

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from connector.indexes import IndexClient
-from connector.target import WriteTarget
-from connector.writing import TARGET_BYTES, WrittenFiles, destination, write_batches
+from connector.client.indexes import IndexClient
+from connector.write.appends import TARGET_BYTES, WrittenFiles, destination, write_batches
+from connector.write.target import WriteTarget
 from tests.services.seamark import Seamark
 
 NAMESPACE, TABLE, ALONE = "bench", "points", "one"

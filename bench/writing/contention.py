@@ -32,15 +32,15 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import served
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
-from connector.building import InProcess, build
-from connector.client import CURRENT, SeamarkClient
-from connector.errors import ClientError
-from connector.indexes import IndexClient
-from connector.partitioning import transformed
-from connector.planning import open_table, plan
-from connector.reading import TaskReader, wanted_of
-from connector.upserts import upsert
-from connector.writing import append
+from connector.arrow.partitions import transformed
+from connector.client.client import CURRENT, SeamarkClient
+from connector.client.errors import ClientError
+from connector.client.indexes import IndexClient
+from connector.index.builds import InProcess, build
+from connector.read.scans import TaskReader, wanted_of
+from connector.read.tables import open_table, plan
+from connector.write.appends import append
+from connector.write.upserts import upsert
 from metaserver.iceberg.expressions.expression import TRUE
 
 WRITERS, TIMES, ROWS = 8, 50, 10

@@ -32,14 +32,14 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake, lake
 from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, create, kept, making, metadata_of, register
 from bench.writing.writers import AnswersDiffer, read_since, reads
-from connector.building import InProcess, build
-from connector.client import CURRENT, SeamarkClient
-from connector.planning import open_table
-from connector.reading import bound_filter
-from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
+from connector.client.client import CURRENT, SeamarkClient
+from connector.index.builds import InProcess, build
+from connector.read.scans import bound_filter
+from connector.read.tables import open_table
+from connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
 from connector.spark.session import read
-from connector.target import WriteTarget
-from connector.writing import WrittenFiles, destination, write_batches
+from connector.write.appends import WrittenFiles, destination, write_batches
+from connector.write.target import WriteTarget
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.client import SeamarkClient
-from connector.target import WriteTarget
-from connector.writing import WrittenFiles, destination, write_batches
+from connector.client.client import SeamarkClient
+from connector.write.appends import WrittenFiles, destination, write_batches
+from connector.write.target import WriteTarget
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 

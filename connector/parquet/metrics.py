@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from connector.parquet.casting import UNKNOWN, file_name_of
+from connector.arrow.casting import UNKNOWN, file_name_of
 from metaserver.iceberg.expressions.ranges import after_prefix
 from metaserver.iceberg.metadata.properties import as_int
 from metaserver.iceberg.metadata.sort_order import SortOrder

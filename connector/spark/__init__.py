@@ -8,17 +8,17 @@ from connector.spark.archives import keep_contents
 from metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
-    from connector.spark.clustering import Through, cluster
-    from connector.spark.querying import sql
-    from connector.spark.writing import write
+    from connector.spark.frames.clustering import Through, cluster
+    from connector.spark.frames.writes import write
+    from connector.spark.query.queries import sql
 
 __all__ = ["Through", "cluster", "sql", "write"]
 
-_clustering = Deferred("connector.spark.clustering")
+_clustering = Deferred("connector.spark.frames.clustering")
 keep_contents()  # the first that a Python worker of Spark has of ours is this package
 
-_writing = Deferred("connector.spark.writing")
-_querying = Deferred("connector.spark.querying")
+_writing = Deferred("connector.spark.frames.writes")
+_querying = Deferred("connector.spark.query.queries")
 _ROOMS = {"write": _writing, "sql": _querying}
 
 

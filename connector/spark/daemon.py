@@ -20,7 +20,7 @@ from importlib import import_module
 
 from pyspark import daemon
 
-MODULES = ("connector.spark.source", "connector.spark.sink")
+MODULES = ("connector.spark.source.source", "connector.spark.source.sink")
 
 
 def main() -> None:

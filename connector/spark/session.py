@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client import CURRENT, At, SeamarkClient, split_name
-from connector.errors import BadRequest
-from connector.planning import OpenTable, open_table
-from connector.plans.quoting import backquoted
+from connector.client.client import CURRENT, At, SeamarkClient, split_name
+from connector.client.errors import BadRequest
+from connector.plans.quotes import backquoted
 from connector.plans.zones import is_utc
-from connector.reading import bound_filter
-from connector.spark.choosing import found_by
-from connector.spark.source import register
+from connector.read.scans import bound_filter
+from connector.read.tables import OpenTable, open_table
+from connector.spark.reader_choice import found_by
+from connector.spark.source.source import register
 from metaserver.iceberg.expressions.expression import predicates_of
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from connector.parquet.casting import conform
-from connector.target import WriteTarget
+from connector.arrow.casting import conform
+from connector.write.target import WriteTarget
 from metaserver.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
 from metaserver.iceberg.types.types import base_name
 from metaserver.iceberg.types.values import decimal_precision, decimal_scale

@@ -28,15 +28,23 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 
-from connector.plans.seamark import check_audience, check_url, open_seamark
-from connector.trino.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
-from connector.trino.counting import Counts
-from connector.trino.forwarding import Body, Forwarder, Passing, headers_down, open_session, read_at_most, rest_of
-from connector.trino.holding import FORBIDDEN, UNREAD, Failure, HeldStatement, TrinoAnswer, target_of
-from connector.trino.rewriting import DENIED, Limits, Rewriter, Rewriting
-from connector.trino.rules import Used, Verdict, judge
-from connector.trino.sessions import prepare, session_of
-from connector.trino.waiting import Waiting
+from connector.plans.async_client import check_audience, check_url, open_seamark
+from connector.trino.protocol.access_rules import Used, Verdict, judge
+from connector.trino.protocol.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
+from connector.trino.protocol.forwarder import (
+    Body,
+    Forwarder,
+    Passing,
+    headers_down,
+    open_session,
+    read_at_most,
+    rest_of,
+)
+from connector.trino.protocol.held_statements import FORBIDDEN, UNREAD, Failure, HeldStatement, TrinoAnswer, target_of
+from connector.trino.protocol.metrics import Counts
+from connector.trino.protocol.queued_statements import Waiting
+from connector.trino.protocol.sessions import prepare, session_of
+from connector.trino.rewriter import DENIED, Limits, Rewriter, Rewriting
 from metaserver.wire import encode_json
 
 STATEMENTS = "/v1/statement"

@@ -12,9 +12,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from connector.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
-from connector.client import SeamarkClient
-from connector.errors import BadRequest
+from connector.client.client import SeamarkClient
+from connector.client.errors import BadRequest
+from connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
 from metaserver.cli.options import CONTEXT

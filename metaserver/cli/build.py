@@ -20,8 +20,17 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 
-from connector.building import Adaptive, BuildReport, ClusterFailed, InProcess, Progress, TableReplaced, Workers, build
-from connector.indexes import IndexClient
+from connector.client.indexes import IndexClient
+from connector.index.builds import (
+    Adaptive,
+    BuildReport,
+    ClusterFailed,
+    InProcess,
+    Progress,
+    TableReplaced,
+    Workers,
+    build,
+)
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
 from metaserver.cli.options import CONTEXT, Misconfigured

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from connector.client import SeamarkClient
-from connector.errors import BadRequest, ClientError
+from connector.client.client import SeamarkClient
+from connector.client.errors import BadRequest, ClientError
 from metaserver.cli.options import Misconfigured, load_settings
 from metaserver.cli.terminal import printable
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from connector.client import At, Explanation, SeamarkClient
+from connector.client.client import At, Explanation, SeamarkClient
 from metaserver.cli.connecting import connected, served_at
 from metaserver.cli.options import CONTEXT, settings_flags
 from metaserver.cli.terminal import open_console

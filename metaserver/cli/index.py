@@ -16,7 +16,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from connector.indexes import Index, IndexClient
+from connector.client.indexes import Index, IndexClient
 from metaserver import errors
 from metaserver.cli.connecting import connected, served_at
 from metaserver.cli.explain import show_size

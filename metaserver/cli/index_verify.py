@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from connector.auditing import QUARANTINED, Audit, audit_index
-from connector.indexes import IndexClient
-from connector.verifying import Verdict
+from connector.client.indexes import IndexClient
+from connector.index.audits import QUARANTINED, Audit, audit_index
+from connector.index.verification import Verdict
 from metaserver.cli.explain import show_size
 from metaserver.cli.index import server_options
 from metaserver.cli.options import CONTEXT, Misconfigured

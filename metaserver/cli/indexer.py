@@ -13,9 +13,9 @@ from typing import Any
 import click
 import structlog
 
-from connector.errors import ClientError
-from connector.indexer import AuditLimits, Indexer
-from connector.indexes import IndexClient
+from connector.client.errors import ClientError
+from connector.client.indexes import IndexClient
+from connector.index.indexer import AuditLimits, Indexer
 from metaserver.api.http.logs import configure_logging
 from metaserver.cli.build import engine_options, interruptible, open_workers
 from metaserver.cli.connecting import served_at

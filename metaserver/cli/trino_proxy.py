@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import click
 
 from connector.trino.proxy import ProxySettings
-from connector.trino.rewriting import Limits
-from connector.trino.serving import bind, run, upstream_tls
+from connector.trino.rewriter import Limits
+from connector.trino.server import bind, run, upstream_tls
 from metaserver.access.guard import is_loopback
 from metaserver.api.http.logs import configure_logging
 from metaserver.cli.connecting import served_at

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyroaring
 
-from connector.indexing import DataFile as Indexed
-from connector.indexing import IndexTask, index_data_files
+from connector.index.files import DataFile as Indexed
+from connector.index.files import IndexTask, index_data_files
 from connector.parquet.columns import Projection
 from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.index.files.definitions import of_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from connector.client import SeamarkClient
+from connector.client.client import SeamarkClient
 from metaserver.access.tokens import create_token
 from metaserver.clock import SystemClock
 from metaserver.store.open import open_store

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.indexing import DataFile as ListedFile
-from connector.indexing import index_file
+from connector.index.files import DataFile as ListedFile
+from connector.index.files import index_file
 from metaserver.index.files.definitions import IndexDefinition
 from metaserver.index.keys.keys import keys_of
 from metaserver.index.keys.terms import Term

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from connector.client import SeamarkClient
-from connector.commits import CommitClient
-from connector.errors import ServerFailed, Unreachable
+from connector.client.client import SeamarkClient
+from connector.client.commits import CommitClient
+from connector.client.errors import ServerFailed, Unreachable
 from metaserver.store.port import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from connector import buckets
-from connector.buckets import Resized, bucket_sizes, resize
-from connector.errors import BadRequest, Conflict, NotFound
-from connector.indexes import IndexClient
-from connector.upserts import upsert
-from connector.writing import append
+from connector.client.errors import BadRequest, Conflict, NotFound
+from connector.client.indexes import IndexClient
+from connector.write import buckets
+from connector.write.appends import append
+from connector.write.buckets import Resized, bucket_sizes, resize
+from connector.write.upserts import upsert
 from metaserver.cli.main import cli
 from tests.connector.test_upserts import create, held, rows
 

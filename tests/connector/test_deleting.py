@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
 
-from connector.deleted import Deletes
-from connector.deleting import (
+from connector.arrow.casting import Unwritable
+from connector.client.storage import Storage
+from connector.read.deleted_rows import Deletes
+from connector.write.appends import write_batches
+from connector.write.delete_files import (
     DeletedRows,
     WrittenDeletes,
     encode_vector,
     write_deletes,
     write_equality_deletes,
 )
-from connector.parquet.casting import Unwritable
-from connector.storage import Storage
-from connector.writing import write_batches
 from metaserver.iceberg.files.parquet import Unreadable
 from metaserver.iceberg.manifests.content_file import decode_content_file
 from metaserver.iceberg.metadata.metadata import TableMetadata

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from connector.auditing import audit_index
-from connector.building import GroupLimits, InProcess, build
-from connector.errors import Forbidden
-from connector.indexes import IndexClient
-from connector.storage import Storage
+from connector.client.errors import Forbidden
+from connector.client.indexes import IndexClient
+from connector.client.storage import Storage
+from connector.index.audits import audit_index
+from connector.index.builds import GroupLimits, InProcess, build
 from metaserver.cli.main import cli
 from metaserver.index.files.index_file import KINDS, assemble, open_index_file
 from tests.connector.lake import append, create, spread

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.indexing import DataFile, IndexTask, index_data_files, keys_of_term
+from connector.index.files import DataFile, IndexTask, index_data_files, keys_of_term
 from connector.parquet.columns import Projection
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.iceberg.types.transforms import apply

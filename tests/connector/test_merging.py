@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from connector.indexing import DataFile, index_file
-from connector.merging import Registered, due, merge_index_files
-from connector.storage import Storage
+from connector.client.storage import Storage
+from connector.index.files import DataFile, index_file
+from connector.index.merges import Registered, due, merge_index_files
 from metaserver.errors import Corrupt
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.index.files.definitions import IndexDefinition, define

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from connector.indexes import IndexClient
-from connector.reading import scan
+from connector.client.indexes import IndexClient
+from connector.read.scans import scan
 from connector.spark.session import s3_properties
-from connector.upserts import delete, upsert
-from connector.writing import append, overwrite
+from connector.write.appends import append, overwrite
+from connector.write.upserts import delete, upsert
 from tests.connector.test_upserts import BY_ID, MODES, create, held, rows
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark

@@ -24,10 +24,10 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import sanitize_column_names
 
-from connector.parquet.casting import Unwritable, arrow_schema, conform, file_name_of
+from connector.arrow.casting import Unwritable, arrow_schema, conform, file_name_of
 from connector.parquet.metrics import lower_bound, modes_of, upper_bound
-from connector.parquet.writing import data_file, data_file_writer
-from connector.target import WriteTarget
+from connector.write.data_files import data_file, data_file_writer
+from connector.write.target import WriteTarget
 from metaserver.errors import BadRequest
 from metaserver.iceberg.manifests.content_file import decode_content_file
 from metaserver.iceberg.metadata.sort_order import UNSORTED

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import IcebergType
 
-from connector.parquet.casting import Unwritable, arrow_schema, conform
-from connector.partitioning import Partitioner, hashes_of, transformed
+from connector.arrow.casting import Unwritable, arrow_schema, conform
+from connector.arrow.partitions import Partitioner, hashes_of, transformed
 from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.types.schema import Field, Schema, StructType
 from metaserver.iceberg.types.transforms import accepts, apply

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.client import SeamarkClient
-from connector.commits import producer_named
-from connector.indexes import IndexClient
-from connector.unlocated import EQUALITY
-from connector.upserts import delete, upsert
-from connector.writing import append, overwrite_partitions
+from connector.client.client import SeamarkClient
+from connector.client.commits import producer_named
+from connector.client.indexes import IndexClient
+from connector.write.appends import append, overwrite_partitions
+from connector.write.equality_upserts import EQUALITY
+from connector.write.upserts import delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import create, held, rows
 

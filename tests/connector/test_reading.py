@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.client import At, SeamarkClient
-from connector.errors import BadRequest
-from connector.filtering import matching
-from connector.planning import ScanTask, open_table, plan, with_rows
-from connector.reading import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
-from connector.storage import Storage
+from connector.arrow.filters import matching
+from connector.client.client import At, SeamarkClient
+from connector.client.errors import BadRequest
+from connector.client.storage import Storage
+from connector.read.scans import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
+from connector.read.tables import ScanTask, open_table, plan, with_rows
 from metaserver.iceberg.expressions.arrow import arrow_array
 from metaserver.iceberg.expressions.binding import bind
 from metaserver.iceberg.expressions.expression import TRUE

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.building import InProcess, build
-from connector.indexes import IndexClient
-from connector.reading import FILE, POSITION, scan
-from connector.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
-from connector.writing import append
+from connector.client.indexes import IndexClient
+from connector.index.builds import InProcess, build
+from connector.read.scans import FILE, POSITION, scan
+from connector.write.appends import append
+from connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.test_upserts import create
 from tests.seeds import first_seed
 

@@ -30,11 +30,11 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from connector.client import At, SeamarkClient
-from connector.errors import BadRequest
-from connector.planning import ScanTask
-from connector.reading import ReadPlan, TaskReader, scan
-from connector.storage import Storage
+from connector.client.client import At, SeamarkClient
+from connector.client.errors import BadRequest
+from connector.client.storage import Storage
+from connector.read.scans import ReadPlan, TaskReader, scan
+from connector.read.tables import ScanTask
 from metaserver.iceberg.expressions.binding import bind
 from metaserver.iceberg.expressions.sql import parse_sql
 from metaserver.iceberg.files.parquet import Unreadable

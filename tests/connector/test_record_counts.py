@@ -19,13 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from connector.building import InProcess
-from connector.indexer import Indexer
-from connector.indexes import IndexClient
-from connector.merging import FANOUT
-from connector.storage import Storage
-from connector.upserts import delete, upsert
-from connector.writing import append
+from connector.client.indexes import IndexClient
+from connector.client.storage import Storage
+from connector.index.builds import InProcess
+from connector.index.indexer import Indexer
+from connector.index.merges import FANOUT
+from connector.write.appends import append
+from connector.write.upserts import delete, upsert
 from metaserver.index.files.index_file import open_index_file
 from metaserver.index.kinds.record import Record
 from tests.connector.lake import catalog_at

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.client import SeamarkClient
-from connector.indexes import IndexClient
-from connector.lineage import NAMES
-from connector.parquet.casting import Unwritable
-from connector.reading import scan
-from connector.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
-from connector.writing import append
+from connector.arrow.casting import Unwritable
+from connector.client.client import SeamarkClient
+from connector.client.indexes import IndexClient
+from connector.read.lineage import NAMES
+from connector.read.scans import scan
+from connector.write.appends import append
+from connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import COLUMNS, FIELDS, create, rows
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from connector.client import At, SeamarkClient
-from connector.errors import BadRequest, NotFound, ServerFailed
-from connector.rows import keys_stream, lookup_of
+from connector.client.client import At, SeamarkClient
+from connector.client.errors import BadRequest, NotFound, ServerFailed
+from connector.client.row_answers import keys_stream, lookup_of
 from tests.api.stored import Stored
 from tests.connector.served import Served
 

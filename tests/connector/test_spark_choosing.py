@@ -8,14 +8,14 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from connector.building import InProcess, build
-from connector.client import CURRENT
-from connector.indexes import IndexClient
-from connector.planning import open_table
-from connector.reading import bound_filter
-from connector.spark import choosing
-from connector.spark.choosing import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
-from connector.writing import append
+from connector.client.client import CURRENT
+from connector.client.indexes import IndexClient
+from connector.index.builds import InProcess, build
+from connector.read.scans import bound_filter
+from connector.read.tables import open_table
+from connector.spark import reader_choice as choosing
+from connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
+from connector.write.appends import append
 from tests.connector.test_upserts import create
 from tests.seeds import first_seed
 

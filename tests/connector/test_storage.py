@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from connector.storage import Storage
+from connector.client.storage import Storage
 from tests.services.s3 import S3
 
 

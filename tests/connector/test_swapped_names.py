@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector import locating, reading, upserts
-from connector.errors import BadRequest
-from connector.indexes import IndexClient
-from connector.reading import scan
-from connector.upserts import delete, upsert
-from connector.writing import append, overwrite
+from connector.client.errors import BadRequest
+from connector.client.indexes import IndexClient
+from connector.read import scans as reading
+from connector.read.scans import scan
+from connector.write import row_locations as locating
+from connector.write import upserts
+from connector.write.appends import append, overwrite
+from connector.write.upserts import delete, upsert
 from tests.connector.test_upserts import MODES, create
 from tests.connector.test_upserts_at_once import meanwhile
 

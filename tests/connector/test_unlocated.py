@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.buckets import resize
-from connector.client import CURRENT
-from connector.indexes import IndexClient
-from connector.parquet.casting import Unwritable
-from connector.planning import open_table, plan
-from connector.reading import scan
-from connector.target import target_of
-from connector.unlocated import EQUALITY
-from connector.upserts import delete, upsert
-from connector.writing import append, commit, write_batches
+from connector.arrow.casting import Unwritable
+from connector.client.client import CURRENT
+from connector.client.indexes import IndexClient
+from connector.read.scans import scan
+from connector.read.tables import open_table, plan
+from connector.write.appends import append, commit, write_batches
+from connector.write.buckets import resize
+from connector.write.equality_upserts import EQUALITY
+from connector.write.target import target_of
+from connector.write.upserts import delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import ARROW, BY_ID, MODES, create, files_of, held, rows
 from tests.connector.test_upserts_at_once import meanwhile

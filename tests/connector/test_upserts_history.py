@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from connector.client import At
-from connector.indexes import IndexClient
-from connector.unlocated import EQUALITY
-from connector.upserts import delete, upsert
-from connector.writing import append
+from connector.client.client import At
+from connector.client.indexes import IndexClient
+from connector.write.appends import append
+from connector.write.equality_upserts import EQUALITY
+from connector.write.upserts import delete, upsert
 from tests.connector.test_upserts import ARROW, COLUMNS, MODES, create, held
 
 Row = dict[str, Any]

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.indexing import DataFile, IndexTask, WrittenIndex, index_data_files, index_file, keys_of_file
+from connector.client.storage import Storage
+from connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files, index_file, keys_of_file
+from connector.index.verification import Verdict, verify_index_file
 from connector.parquet.columns import Projection
-from connector.storage import Storage
-from connector.verifying import Verdict, verify_index_file
 from metaserver.iceberg.types.schema import Field, Schema
 from metaserver.index.files.definitions import define
 from metaserver.index.kinds import bitmap, bloom, record

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from connector.client import CURRENT
-from connector.errors import Refused
-from connector.indexes import IndexClient
-from connector.planning import open_table, plan
-from connector.upserts import MERGE_ON_READ, delete, upsert
-from connector.writing import append
+from connector.client.client import CURRENT
+from connector.client.errors import Refused
+from connector.client.indexes import IndexClient
+from connector.read.tables import open_table, plan
+from connector.write.appends import append
+from connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.test_upserts import create, held, rows
 
 

@@ -14,13 +14,13 @@ import pytest
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.table.locations import load_location_provider
 
-from connector.indexing import DataFile, index_data_files
-from connector.locations import data_location, partition_path
-from connector.parquet.casting import Unwritable
-from connector.parquet.writing import FileWriter
-from connector.storage import Storage
-from connector.target import WriteTarget, target_of
-from connector.writing import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
+from connector.arrow.casting import Unwritable
+from connector.client.storage import Storage
+from connector.index.files import DataFile, index_data_files
+from connector.write.appends import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
+from connector.write.data_files import FileWriter
+from connector.write.locations import data_location, partition_path
+from connector.write.target import WriteTarget, target_of
 from metaserver.iceberg.manifests.content_file import decode_content_file
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.types.schema import Field, Schema
@@ -299,7 +299,7 @@ def test_a_column_that_an_index_has_no_keys_of_fails_no_write(tmp_path: Path, mo
     def broken(*_: object) -> Any:
         raise ValueError("no keys today")
 
-    monkeypatch.setattr("connector.writing.keys_of_term", broken)
+    monkeypatch.setattr("connector.write.appends.keys_of_term", broken)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert written.rows == 10
     assert written.index_files == ()

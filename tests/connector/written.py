@@ -16,9 +16,9 @@ from pyiceberg.table.metadata import TableMetadata as TheirMetadata
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.typedef import Record
 
-from connector.parquet.casting import conform
-from connector.storage import Storage
-from connector.target import WriteTarget, target_of
+from connector.arrow.casting import conform
+from connector.client.storage import Storage
+from connector.write.target import WriteTarget, target_of
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
 from metaserver.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder

@@ -36,8 +36,8 @@ NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
     *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
     *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots"),  # engines
-    "overwrite_partitions",  # connector.writing
-    *("file_path", "delete_files"),  # connector.rows
+    "overwrite_partitions",  # connector.write.appends
+    *("file_path", "delete_files"),  # connector.client.row_answers
     *("add_files", "current_user"),  # PyIceberg, Trino
     *("timeout_s", "size_bytes"),  # examples of names
 }

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from connector.indexes import IndexClient
+from connector.client.indexes import IndexClient
 from connector.spark.session import connect
-from connector.target import WriteTarget
+from connector.write.target import WriteTarget
 from metaserver.wire import INDEX_FOLDER
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark

@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.errors import BadRequest, Conflict
-from connector.spark import Through, cluster, clustering, write
-from connector.spark.writing import WriteReport
+from connector.client.errors import BadRequest, Conflict
+from connector.spark import Through, cluster, write
+from connector.spark.frames import clustering
+from connector.spark.frames.writes import WriteReport
 from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
 

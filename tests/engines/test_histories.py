@@ -12,8 +12,8 @@ from contextlib import closing
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client import At
-from connector.indexes import IndexClient
+from connector.client.client import At
+from connector.client.indexes import IndexClient
 from connector.spark.session import connect
 from tests.connector.test_upserts import COLUMNS, held
 from tests.connector.test_upserts_history import SHAPES, play

@@ -18,10 +18,10 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from connector.building import ClusterFailed, GroupLimits, InProcess, build
-from connector.client import Explanation
-from connector.indexes import IndexClient
-from connector.indexing import DataFile, IndexTask, WrittenIndex
+from connector.client.client import Explanation
+from connector.client.indexes import IndexClient
+from connector.index.builds import ClusterFailed, GroupLimits, InProcess, build
+from connector.index.files import DataFile, IndexTask, WrittenIndex
 from connector.spark.index_job import SparkWorkers
 from tests.connector import lake
 from tests.engines.test_planning import Engines

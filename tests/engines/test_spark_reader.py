@@ -33,17 +33,17 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from connector.building import InProcess, build
-from connector.changes import changes, history
-from connector.client import At, SeamarkClient
-from connector.errors import BadRequest
-from connector.indexes import IndexClient
-from connector.planning import open_table, plan
-from connector.reading import TaskReader, scan, wanted_of
-from connector.spark import choosing
-from connector.spark.filters import expression_of
-from connector.spark.reader import PUSHDOWN
+from connector.client.client import At, SeamarkClient
+from connector.client.errors import BadRequest
+from connector.client.indexes import IndexClient
+from connector.index.builds import InProcess, build
+from connector.read.changes import changes, history
+from connector.read.scans import TaskReader, scan, wanted_of
+from connector.read.tables import open_table, plan
+from connector.spark import reader_choice as choosing
 from connector.spark.session import connect, read
+from connector.spark.source.filters import expression_of
+from connector.spark.source.reader import PUSHDOWN
 from metaserver.iceberg.expressions.expression import TRUE
 from tests.services.seamark import Seamark
 

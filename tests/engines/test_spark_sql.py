@@ -16,9 +16,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connector.plans.asking import Asking
-from connector.spark import querying, sql
-from connector.spark.querying import RewrittenQuery, rewritten
+from connector.plans.plan_requests import Asking
+from connector.spark import sql
+from connector.spark.query import queries as querying
+from connector.spark.query.queries import RewrittenQuery, rewritten
 from tests.engines.queries import Queries
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

@@ -12,7 +12,7 @@ from bench.ssb.generate import TABLES, generate
 from bench.ssb.queries import QUERIES
 from bench.ssb.spark import write_table
 from connector.spark import sql
-from connector.spark.querying import rewritten
+from connector.spark.query.queries import rewritten
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

@@ -17,13 +17,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
-from connector.commits import CommitClient
-from connector.errors import Conflict
-from connector.latest import column_of
-from connector.parquet.casting import Unwritable
-from connector.partitioning import transformed
-from connector.spark import upserting, write
-from connector.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, Report, upsert
+from connector.arrow.casting import Unwritable
+from connector.arrow.partitions import transformed
+from connector.client.commits import CommitClient
+from connector.client.errors import Conflict
+from connector.spark import write
+from connector.spark.frames import upserts as upserting
+from connector.write.latest_rows import column_of
+from connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, Report, upsert
 from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from metaserver.iceberg.types.schema import Field
 from tests.engines.conftest import rows

@@ -17,13 +17,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client import SeamarkClient
-from connector.errors import Refused
-from connector.indexes import IndexClient
+from connector.client.client import SeamarkClient
+from connector.client.errors import Refused
+from connector.client.indexes import IndexClient
 from connector.spark import write
+from connector.spark.frames.writes import WriteReport
 from connector.spark.session import connect
-from connector.spark.writing import WriteReport
-from connector.target import WriteTarget
+from connector.write.target import WriteTarget
 from tests.services.seamark import Seamark
 
 pytestmark = [

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.buckets import resize
-from connector.client import SeamarkClient
-from connector.parquet.casting import Unwritable
-from connector.spark import upserting
-from connector.spark.writing import write
-from connector.unlocated import EQUALITY
-from connector.upserts import MODES, delete, upsert
+from connector.arrow.casting import Unwritable
+from connector.client.client import SeamarkClient
+from connector.spark.frames import upserts as upserting
+from connector.spark.frames.writes import write
+from connector.write.buckets import resize
+from connector.write.equality_upserts import EQUALITY
+from connector.write.upserts import MODES, delete, upsert
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

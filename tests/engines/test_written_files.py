@@ -33,13 +33,13 @@ from pyiceberg.types import (
 )
 from pyspark.sql import SparkSession
 
-from connector.client import CURRENT, SeamarkClient
-from connector.commits import CommitClient
-from connector.deleted import Deletes
-from connector.deleting import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
-from connector.planning import open_table, plan
-from connector.target import WriteTarget
-from connector.writing import append
+from connector.client.client import CURRENT, SeamarkClient
+from connector.client.commits import CommitClient
+from connector.read.deleted_rows import Deletes
+from connector.read.tables import open_table, plan
+from connector.write.appends import append
+from connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
+from connector.write.target import WriteTarget
 from metaserver.iceberg.types.types import base_name
 from metaserver.iceberg.types.values import decode
 from tests.connector import typed

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from connector.client import SeamarkClient
-from connector.upserts import delete, upsert
-from connector.writing import append
+from connector.client.client import SeamarkClient
+from connector.write.appends import append
+from connector.write.upserts import delete, upsert
 
 KEYS = 400
 ARROW = pa.schema([("id", pa.int64()), ("batch", pa.int64())])

@@ -16,9 +16,9 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client import SeamarkClient
-from connector.spark.writing import write
-from connector.unlocated import EQUALITY
+from connector.client.client import SeamarkClient
+from connector.spark.frames.writes import write
+from connector.write.equality_upserts import EQUALITY
 from tests.faults.mortal_writer import batch
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO

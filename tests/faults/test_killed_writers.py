@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from connector.client import At, SeamarkClient
-from connector.indexes import IndexClient
-from connector.reading import scan
+from connector.client.client import At, SeamarkClient
+from connector.client.indexes import IndexClient
+from connector.read.scans import scan
 from metaserver.wire import SEQUENCE_KEY
 from tests.connector.test_upserts import create
 from tests.faults.mortal_writer import Model, apply

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from connector.indexing import DataFile as ListedFile
-from connector.indexing import index_file, keys_of_term
-from connector.merging import merge_index_files
-from connector.storage import Storage
+from connector.client.storage import Storage
+from connector.index.files import DataFile as ListedFile
+from connector.index.files import index_file, keys_of_term
+from connector.index.merges import merge_index_files
 from metaserver.clock import Clock, SystemClock
 from metaserver.iceberg.metadata.metadata import TableMetadata
 from metaserver.iceberg.metadata.table_json import decode_table

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from connector.indexing import DataFile as Indexed
-from connector.indexing import IndexTask, index_data_files
+from connector.index.files import DataFile as Indexed
+from connector.index.files import IndexTask, index_data_files
 from connector.parquet.columns import Projection
 from metaserver.iceberg.metadata.table_json import decode_table
 from metaserver.index.files.definitions import of_id

@@ -148,6 +148,21 @@ async def test_a_manifest_with_flipped_bytes_is_corrupt_or_planned_as_it_is_stor
     assert set(seen) <= {"corrupt", "as stored"}, seen
 
 
+async def test_a_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t")
+    manifest = table.manifest("m", range(10), day=1)
+    table.commit(1, [manifest])
+    path = path_of(manifest)
+    whole = path.read_bytes()
+    spec_id = whole.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
+    async with planning(tmp_path) as planner:
+        path.write_bytes(whole[:spec_id] + b"4" + whole[spec_id + 1 :])
+        with pytest.raises(Corrupt, match="is of partition spec 4; its manifest list says 0"):
+            await numbers(planner, table.metadata)
+        path.write_bytes(whole)
+        assert await numbers(planner, table.metadata) == list(range(10))
+
+
 @pytest.mark.slow  # what a flip hits depends on the length of the folder's name
 @pytest.mark.parametrize("seed", range(40))
 async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tmp_path: Path, seed: int) -> None:

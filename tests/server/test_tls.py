@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from connector.client import SeamarkClient
-from connector.errors import ClientError
+from connector.client.client import SeamarkClient
+from connector.client.errors import ClientError
 from metaserver.cli.main import cli
 from tests.services.process import free_port
 

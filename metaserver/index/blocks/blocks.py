@@ -112,7 +112,9 @@ class Blocks:
                 f"Manifest {location} has {len(data)} bytes; its manifest list says {manifest.manifest_length}"
             )
         self.decoded += 1
-        return await self._decoders.decode(data, location)
+        packed = await self._decoders.decode(data, location)
+        _check(manifest, Block(packed))  # before it is cached: storage may give the right bytes the next time
+        return packed
 
     async def _read(self, location: str, what: str) -> bytes:
         try:
@@ -123,19 +125,24 @@ class Blocks:
 
 
 def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
-    """The blocks. Corrupt where a manifest says that it is of another spec, or of deletes, than its list does: either
-    could be wrong, and so would the plan."""
+    """The blocks. Corrupt where a manifest disagrees with its list."""
     for manifest, block in zip(manifests, blocks, strict=True):
-        if not manifest.manifest_length:
-            continue  # named by version 1 metadata, which say nothing of it
-        if block.spec_id != manifest.partition_spec_id:
-            raise Corrupt(
-                f"Manifest {block.location} is of partition spec {block.spec_id}; "
-                f"its manifest list says {manifest.partition_spec_id}"
-            )
-        if block.content > manifest.content:
-            raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list says data files")
+        _check(manifest, block)
     return blocks
+
+
+def _check(manifest: ManifestFile, block: Block) -> None:
+    """Corrupt where the manifest has another partition spec, or another content, than its manifest list says: either
+    could be wrong, and so would the plan."""
+    if not manifest.manifest_length:
+        return  # version 1 metadata names the manifest and says nothing about it
+    if block.spec_id != manifest.partition_spec_id:
+        raise Corrupt(
+            f"Manifest {block.location} is of partition spec {block.spec_id}; "
+            f"its manifest list says {manifest.partition_spec_id}"
+        )
+    if block.content > manifest.content:
+        raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list says data files")
 
 
 def _key(manifest: ManifestFile) -> str:

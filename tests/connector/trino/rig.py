@@ -13,8 +13,8 @@ from aiohttp import web
 from yarl import URL
 
 from connector.trino.proxy import Proxy, ProxySettings, open_proxy
-from connector.trino.rewriting import Limits
-from connector.trino.serving import bind, serving
+from connector.trino.rewriter import Limits
+from connector.trino.server import bind, serving
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 CATALOG = "lake"

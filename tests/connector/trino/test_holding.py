@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from connector.trino.breaker import FAILURES_MAX
+from connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from tests.connector.trino.protocol import (
     END,
     PLAN_ID,

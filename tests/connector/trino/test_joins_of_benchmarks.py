@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.ssb.queries import QUERIES
-from connector.plans.joining import Partner, PlannedScan, partners
-from connector.plans.seamark import KnownTable
-from connector.trino.scans import scans
+from connector.plans.async_client import KnownTable
+from connector.plans.joins import Partner, PlannedScan, partners
+from connector.trino.statements.scans import scans
 
 MB = 1 << 20
 SSB = {

@@ -15,8 +15,8 @@ import duckdb
 import msgspec
 import pytest
 
-from connector.plans.splicing import splice
-from connector.trino.scans import Scan, replacement, scans
+from connector.plans.splices import splice
+from connector.trino.statements.scans import Scan, replacement, scans
 from metaserver.iceberg.expressions.sql import parse_sql
 from metaserver.iceberg.types import schema as ours
 from tests.connector.trino.statements import Statements, Stored, quoted

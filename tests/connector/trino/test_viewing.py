@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from connector.errors import Forbidden, NotFound
-from connector.plans.seamark import KnownTable, Name, PlanTableRequest, View
-from connector.trino.rewriting import Rewriting
-from connector.trino.sessions import Session
-from connector.trino.viewing import DEPTH_MAX, VIEWS_MAX
+from connector.client.errors import Forbidden, NotFound
+from connector.plans.async_client import KnownTable, Name, PlanTableRequest, View
+from connector.trino.protocol.sessions import Session
+from connector.trino.rewriter import Rewriting
+from connector.trino.statements.views import DEPTH_MAX, VIEWS_MAX
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
 from tests.connector.trino.played import READER, Seamark, rewriter
 

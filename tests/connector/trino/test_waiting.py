@@ -7,8 +7,8 @@ import json
 import time
 from contextlib import AsyncExitStack
 
-from connector.trino.rewriting import Limits
-from connector.trino.waiting import Waiting
+from connector.trino.protocol.queued_statements import Waiting
+from connector.trino.rewriter import Limits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from connector.errors import ClientError, ServerFailed
-from connector.plans.seamark import Name
-from connector.trino.withdrawing import Withdrawing
+from connector.client.errors import ClientError, ServerFailed
+from connector.plans.async_client import Name
+from connector.trino.protocol.plan_withdrawal import Withdrawing
 from tests.connector.trino.rig import until
 
 T, U = ("db", "t"), ("db", "u")

@@ -1,0 +1,91 @@
+"""Rows in a table's sort order (Iceberg spec, "Sorting"): which row comes first, whatever Arrow makes of nulls and NaN.
+
+-NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN, as the spec has it; strings and bytes by their bytes, unsigned;
+nulls where the order wants them. Equal rows stay as they came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from connector.arrow.partitions import PartitionTerm, column_at, term_of, transformed
+from metaserver.iceberg.metadata.sort_order import SortOrder
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.transforms import IDENTITY, VOID
+from metaserver.index.keys.keys import has_codes, keys_of, mask_of
+
+_NAN = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class _Field:
+    term: PartitionTerm
+    descending: bool
+    nulls_first: bool
+
+
+class Ordering:
+    """Of one order and schema, for tables such as `casting.conform` makes. Unwritable for what cannot be applied."""
+
+    def __init__(self, order: SortOrder, schema: Schema) -> None:
+        self.order_id = order.order_id
+        self._fields = [
+            _Field(
+                term_of(field.transform, field.sources, schema, f"Sort field {field.describe()}"),
+                field.direction == "desc",
+                field.null_order == "nulls-first",
+            )
+            for field in order.fields
+            if field.transform != VOID
+        ]
+
+    def sorted(self, rows: pa.Table) -> pa.Table:
+        keys: list[npt.NDArray[np.uint64]] = []
+        for field in self._fields:
+            keys.extend(_keys(field, rows))
+        if not keys or rows.num_rows < 2:
+            return rows
+        order = np.lexsort(keys[::-1])
+        if (order[1:] > order[:-1]).all():
+            return rows
+        return rows.take(pa.array(order))
+
+
+def _keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
+    """uint64[rows] each, the first the most important."""
+    ranks, valid = _ranks(field.term, rows)
+    ranks = ~ranks if field.descending else ranks
+    if valid is None:
+        return [ranks]
+    return [(valid if field.nulls_first else ~valid).astype(np.uint64), np.where(valid, ranks, np.uint64(0))]
+
+
+def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+    """Numbers in the order of the values, and which rows are not null; None for all."""
+    column = column_at(rows, term.places)
+    if term.transform != IDENTITY:
+        found = transformed(term.transform, term.kind, column)
+        present = sorted((value, code) for code, value in enumerate(found.values) if value is not None)
+        places = np.zeros(len(found.values), dtype=np.uint64)
+        places[[code for _, code in present]] = np.arange(len(present), dtype=np.uint64)
+        there = np.array([value is not None for value in found.values], dtype=np.bool_)
+        return places[found.codes], None if there.all() else there[found.codes]
+    if has_codes(term.kind):
+        keys = keys_of(column, term.kind)
+        assert keys.codes is not None
+        codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), _NAN, keys.codes)
+        return codes, None if keys.valid is None else mask_of(keys.valid, keys.rows)
+    storage = _storage(column)
+    ranks = pc.rank(storage, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.uint64)
+    return ranks, storage.is_valid().to_numpy(zero_copy_only=False) if storage.null_count else None
+
+
+def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not isinstance(column.type, pa.BaseExtensionType):
+        return column
+    return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)

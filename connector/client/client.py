@@ -1,0 +1,614 @@
+"""A synchronous client of Seamark's own API: what the catalog knows of a table's files, and what it does with a filter.
+
+The rule it keeps: every call is a read, or does no harm when it is done twice (`indexes.py`), so it may be retried. It
+waits out a server that is busy (503, for as long as `Retry-After` says) and connections that break, a bounded number of
+times. A listing that has begun stays with its snapshot, whatever is committed meanwhile.
+
+A client may be pickled, and used by threads and forked processes: its connections are its own process's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+import pyarrow as pa
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from connector.client.errors import ServerFailed, Unreachable, error_of
+from connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
+from metaserver.tls import trusted_by_clients
+from metaserver.wire import NAMESPACE_SEPARATOR
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+_CONNECTIONS = 8
+_PAGE_NAMES = 1000
+_BACKOFF_S = 0.2
+_BACKOFF_MAX_S = 10
+_RETRY_AFTER_MAX_S = 30
+_LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
+
+Name = str | Sequence[str]
+"""`db.t`, a dot within a level written `\\.`; or the levels and the table's name one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Which snapshot: by at most one of these; the current one by none."""
+
+    snapshot_id: int | None = None
+    ref: str | None = None
+    as_of_ms: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        named = {"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+CURRENT = At()
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One thing that happened, see docs/reference/timeline.md. Pass `position` as `since` to read on from here."""
+
+    id: str
+    position: str
+    action: str
+    state: str
+    kind: str
+    namespace: tuple[str, ...]
+    name: str
+    uuid: str
+    requested_ms: int
+    completed_ms: int | None
+    who: str
+    snapshot_id: int | None
+    metadata_location: str | None
+    summary: dict[str, Any]
+
+
+class _LoadTableResult(msgspec.Struct, rename="kebab"):
+    metadata: msgspec.Raw
+    config: dict[str, str] = {}
+    storage_credentials: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """A table as engines load it. `metadata` is its JSON, with the snapshots that a branch or tag names, or all."""
+
+    metadata: bytes
+    location: str
+    storage: dict[str, str] = field(repr=False)
+    """How its files are reached: `s3.endpoint`, `s3.access-key-id`, …, as far as the server tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of a plan: files and bytes that came in and that are left."""
+
+    name: str
+    files_in: int
+    files_removed: int
+    files_left: int
+    bytes_in: int
+    bytes_removed: int
+    bytes_left: int
+    microseconds: int
+    complete: bool
+    """False where time was up: what was not checked is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a scan is planned. `filter` and residuals are Iceberg expressions in JSON."""
+
+    snapshot_id: int | None
+    stages: tuple[Stage, ...]
+    indexes: tuple[dict[str, Any], ...]
+    """Each index that was asked: its name, kind, files-in and files-removed."""
+    complete: bool
+    """False where time was up, or an index was not there in time: another plan may leave fewer files."""
+    files: int
+    bytes: int
+    records: int
+    delete_files: int
+    filter: Any
+    not_used: tuple[str, ...]
+    """Parts of the SQL that no expression can say."""
+    columns: tuple[dict[str, Any], ...]
+    residuals: tuple[dict[str, Any], ...]
+    residuals_complete: bool
+    kept: tuple[dict[str, Any], ...] | None
+    """The first of the files that are left; None where they were not asked for."""
+    joins: tuple[dict[str, Any], ...]
+    """As of `PlanTable`."""
+    json: dict[str, Any]
+    """The answer as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """What a plan keeps of a table, as a table of its own."""
+
+    name: str | None
+    """In the namespace of the table; None where none was made, and the table is to be read by its own name."""
+    snapshot_id: int | None
+    expires_at_ms: int | None
+    """When the name is good no longer, by the server's clock."""
+    files: int
+    bytes: int
+    considered_files: int
+    """Of the snapshot."""
+    considered_bytes: int | None
+    """None where the server did not have to read all manifests."""
+    joins: tuple[dict[str, Any], ...] = ()
+    """What became of each join that was asked for, nested ones behind their parent: table, snapshot-id, keys, used, and
+    the reason where it was left out."""
+
+
+class SeamarkClient:
+    """`url` is the server's, as engines have it for their catalog; `token` a bearer token.
+
+    `timeout_s` bounds each wait for the server, `retries` how often one request is repeated. The variable SEAMARK_CA
+    names the authorities of its certificate, where those of the system do not know it.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
+        self.url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._pool: tuple[int, urllib3.PoolManager] | None = None
+        self._prefix: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<SeamarkClient {self.url}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    def close(self) -> None:
+        """Closes idle connections; the client may be used again."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool[1].clear()
+
+    # What a table consists of
+
+    def files(
+        self, table: Name, partition: str | Mapping[str, Any] = "", *, content: str = "all", at: At = CURRENT
+    ) -> pa.Table:
+        """Live files of a snapshot, or of some of its partitions; `content` is all, data or deletes."""
+        return _joined(self.iter_files(table, partition, content=content, at=at))
+
+    def iter_files(
+        self,
+        table: Name,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        content: str = "all",
+        at: At = CURRENT,
+        page_files: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """As `files`, page by page."""
+        return self._pages(table, "files", partition, at, page_files, {"content": content})
+
+    def stats(
+        self,
+        table: Name,
+        column: str,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        fields: Sequence[str] | None = None,
+        at: At = CURRENT,
+    ) -> pa.Table:
+        """One column's statistics, file by file: bounds as values of its type, and counts.
+
+        `fields` are those wanted, as `("file", "lower-bound")`; paths are most of the bytes.
+        """
+        return _joined(self.iter_stats(table, column, partition, fields=fields, at=at))
+
+    def iter_stats(
+        self,
+        table: Name,
+        column: str,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        fields: Sequence[str] | None = None,
+        at: At = CURRENT,
+        page_files: int | None = None,
+    ) -> Iterator[pa.Table]:
+        """As `stats`, page by page."""
+        more = {} if fields is None else {"fields": ",".join(fields)}
+        return self._pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
+
+    def partitions(
+        self,
+        table: Name,
+        partition: str | Mapping[str, Any] = "",
+        *,
+        at: At = CURRENT,
+        page_partitions: int | None = None,
+    ) -> pa.Table:
+        """Partitions that hold a file, with what their files add up to."""
+        return _joined(self._pages(table, "partitions", partition, at, page_partitions, {}))
+
+    def timeline(
+        self,
+        table: Name | None = None,
+        *,
+        since: str | None = None,
+        action: str | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[Instant]:
+        """What happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
+        query: dict[str, Any] = {"order": "desc" if newest_first else "asc"}
+        query |= {} if action is None else {"action": action}
+        path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
+        left = limit
+        while left is None or left > 0:
+            asked = {
+                **query,
+                **({} if since is None else {"since": since}),
+                **({} if left is None else {"limit": left}),
+            }
+            answer = self._json("GET", path, asked)
+            yield from (_instant(one) for one in answer["instants"])
+            if not answer["instants"] or answer["next-since"] is None:
+                return
+            since = answer["next-since"]
+            left = None if left is None else left - len(answer["instants"])
+
+    # What the catalog holds
+
+    def namespaces(self) -> Iterator[tuple[str, ...]]:
+        """All of them, parents first."""
+        parents: list[tuple[str, ...]] = [()]
+        while parents:
+            parent = parents.pop()
+            for found in self._named("namespaces", "namespaces", NAMESPACE_SEPARATOR.join(parent)):
+                parents.append(tuple(found))
+                yield tuple(found)
+
+    def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Names of the tables of one namespace, each with all its levels."""
+        for found in self._named(f"namespaces/{_levels(namespace)}/tables", "identifiers"):
+            yield (*found["namespace"], found["name"])
+
+    def load_table(self, table: Name, *, history: bool = False) -> LoadedTable:
+        """A table, and by what settings and keys its files are reached; with `history` all its snapshots. NotFound."""
+        path = self._standard_path(table)
+        headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+        answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
+        try:
+            found = msgspec.json.decode(answer, type=_LoadTableResult)
+            location = str(msgspec.json.decode(found.metadata)["location"])
+        except (msgspec.MsgspecError, KeyError) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no table: {error}") from None
+        storage = dict(found.config)
+        for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
+            storage |= given["config"] if f"{location}/".startswith(given["prefix"]) else {}
+        return LoadedTable(bytes(found.metadata), location, storage)
+
+    def _named(self, what: str, key: str, parent: str = "") -> Iterator[Any]:
+        query: dict[str, Any] = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
+        while True:
+            page = self._json("GET", f"{self._catalog()}/{what}", query)
+            yield from page[key]
+            query["pageToken"] = page.get("next-page-token")
+            if not query["pageToken"]:
+                return
+
+    def _catalog(self) -> str:
+        """Where the standard's routes begin."""
+        if self._prefix is None:
+            config = self._json("GET", "/v1/config", {})
+            self._prefix = {**config.get("defaults", {}), **config.get("overrides", {})}.get("prefix", "")
+        return f"/v1/{quote(self._prefix, safe='')}" if self._prefix else "/v1"
+
+    def _standard_path(self, table: Name) -> str:
+        """Of a table's routes in the standard; `table_path` is of our own."""
+        levels = _split(table)
+        return f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+
+    # What is done with a filter
+
+    def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """A scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the `delete-files` that
+        they refer to. `body` is the standard's PlanTableScanRequest. BadRequest for one that makes no sense."""
+        path = self._standard_path(table)
+        answer = self._json("POST", f"{path}/plan", {}, dict(body))
+        plan_id = answer.get("plan-id", "")
+        while answer["status"] == "submitted":  # the server answers such a question when it can, or after a while
+            answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}", {})
+        if answer["status"] != "completed":
+            raise ServerFailed(f"The plan of {'.'.join(_split(table))} is {answer['status']}: {answer.get('error')}")
+        yield answer
+        left = list(answer.get("plan-tasks") or ())
+        while left:
+            page = self._json("POST", f"{path}/tasks", {}, {"plan-task": left.pop(0)})
+            left += page.get("plan-tasks") or ()
+            yield page
+
+    def explain(
+        self,
+        table: Name,
+        where: str | None = None,
+        *,
+        filter: Any = None,
+        at: At = CURRENT,
+        files: bool = False,
+        limit: int | None = None,
+        joins: Sequence[Mapping[str, Any]] = (),
+    ) -> Explanation:
+        """How a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
+
+        `joins` as for `plan_table`. `files` lists the first `limit` files that are left. BadRequest for a predicate
+        that makes no sense.
+        """
+        body: dict[str, Any] = {**at.given(), "files": files}
+        given = {"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None}
+        body |= {name: value for name, value in given.items() if value is not None}
+        return _explanation(self._json("POST", f"{table_path(table)}/explain", {}, body))
+
+    def plan_table(
+        self,
+        table: Name,
+        predicate: str | None = None,
+        *,
+        filter: Any = None,
+        case_sensitive: bool = True,
+        at: At = CURRENT,
+        kept_max: float | None = None,
+        lease_s: int | None = None,
+        joins: Sequence[Mapping[str, Any]] = (),
+    ) -> PlanTable:
+        """Has the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`), leaves made a table.
+
+        `at` is a snapshot's id or a ref. None is made where the plan keeps more than the share `kept_max` of the files.
+        The name is good for half of `lease_s` at least. `joins` say what inner joins demand of the table's rows, as the
+        route takes them: of each its table, a list of names, `on`, columns of this table and of that, and if need be
+        predicate, snapshot-id and joins of its own. BadRequest for a predicate that makes no sense, NotFound.
+        """
+        given = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s, **at.given()}
+        given["joins"] = list(joins) or None
+        body = {"case-sensitive": case_sensitive}
+        body |= {name: value for name, value in given.items() if value is not None}
+        found = self._json("POST", f"{table_path(table)}/plan-tables", {}, body)
+        try:
+            told = {name.replace("-", "_"): value for name, value in found.items()}
+            return PlanTable(**{**told, "joins": tuple(told.get("joins", ()))})
+        except TypeError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
+
+    # Where rows are
+
+    def lookup(
+        self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
+    ) -> Lookup:
+        """The rows that have these keys, up to a million of them, by a record index: the one named, or the one on the
+        keys' columns. BadRequest for keys of other columns or types."""
+        query: dict[str, Any] = {**at.given(), "partitions": str(partitions).lower()}
+        query |= {} if index is None else {"index": index}
+        sent = {"Content-Type": ARROW_STREAM}
+        body = self._request(
+            "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=sent
+        )
+        try:
+            return lookup_of(self._table(body))
+        except (KeyError, ValueError) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no lookup: {error}") from None
+
+    def bitmap(
+        self,
+        table: Name,
+        where: str | None = None,
+        *,
+        filter: Any = None,
+        meaning: str | None = None,
+        deletes: bool = False,
+        schema_id: int | None = None,
+        at: At = CURRENT,
+    ) -> Iterator[FileRows]:
+        """The files that may hold a row that matches, and which rows these are, by bitmap indexes.
+
+        `meaning`, sql or iceberg, is by default that of where the predicate comes from; `deletes` takes deleted rows
+        out; names are those of schema `schema_id`, by default the current one. BadRequest for a predicate that makes no
+        sense.
+        """
+        given = {"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id, **at.given()}
+        asked = {"deletes": deletes, **{name: value for name, value in given.items() if value is not None}}
+        while True:
+            body = json.dumps(asked).encode()
+            page = self._table(self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM))
+            yield from file_rows_of(page)
+            token = (page.schema.metadata or {}).get(b"next-page-token")
+            if token is None:
+                return
+            asked["page-token"] = token.decode()
+
+    # Requests
+
+    def _table(self, body: bytes) -> pa.Table:
+        try:
+            return pa.ipc.open_stream(body).read_all()
+        except pa.ArrowInvalid as error:
+            raise ServerFailed(f"{self.url} answers with something that is no Arrow stream: {error}") from None
+
+    def _pages(
+        self,
+        table: Name,
+        what: str,
+        partition: str | Mapping[str, Any],
+        at: At,
+        limit: int | None,
+        more: Mapping[str, Any],
+    ) -> Iterator[pa.Table]:
+        prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
+        query: dict[str, Any] = {**more, **({"partition": prefix} if prefix else {})}
+        query |= {} if limit is None else {"limit": limit}
+        page: dict[str, Any] = at.given()
+        while True:
+            body = self._request("GET", f"{table_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
+            found = self._table(body)
+            metadata = dict(found.schema.metadata or {})
+            token = metadata.pop(b"next-page-token", None)
+            yield found.replace_schema_metadata(metadata)
+            if token is None:
+                return
+            page = {"page-token": token.decode()}
+
+    def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any = None) -> Any:
+        raw = self._request(method, path, query, None if body is None else json.dumps(body).encode())
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no JSON: {error}") from None
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any],
+        body: bytes | None = None,
+        *,
+        accept: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        repeatable: bool = True,
+    ) -> bytes:
+        """The body of the answer. What is not `repeatable` is sent again only where it was certainly not done: nobody
+        listened, or the server was busy."""
+        content = {} if body is None else {"Content-Type": "application/json"}
+        own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
+        headers = {**own, **content, **(headers or {})}
+        headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+        retries = _retry(self._retries, repeatable)
+        try:
+            answer = self._connections().request(
+                method, address, body=body, headers=headers, redirect=False, retries=retries
+            )
+        except HTTPError as error:
+            raise Unreachable(f"No answer from {self.url}: {error}") from error
+        if answer.status not in (200, 204):
+            raise error_of(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
+        return answer.data
+
+    def _connections(self) -> urllib3.PoolManager:
+        """Of this process: a connection shared with a parent would mix up their answers."""
+        pool = self._pool
+        if pool is None or pool[0] != os.getpid():
+            timeout = urllib3.Timeout(total=None, connect=self._timeout_s, read=self._timeout_s)
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, ssl_context=trusted_by_clients())
+            pool = self._pool = (os.getpid(), manager)
+        return pool[1]
+
+
+def _retry(times: int, repeatable: bool) -> urllib3.Retry:
+    return urllib3.Retry(
+        total=times,
+        read=None if repeatable else 0,
+        other=None if repeatable else 0,
+        # Of what is not repeatable only a 503 with Retry-After, which urllib3 honours by itself: those without are
+        # a proxy's, and may be about a request that it had sent on.
+        status_forcelist=(503,) if repeatable else (),
+        allowed_methods=None,  # POST included
+        backoff_factor=_BACKOFF_S,
+        backoff_max=_BACKOFF_MAX_S,
+        backoff_jitter=_BACKOFF_S,
+        raise_on_status=False,
+        retry_after_max=_RETRY_AFTER_MAX_S,
+    )
+
+
+def table_path(table: Name) -> str:
+    """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
+    levels = _split(table)
+    return f"/api/v1/tables/{_levels(levels[:-1])}/{quote(levels[-1], safe='')}"
+
+
+def _split(table: Name) -> tuple[str, ...]:
+    levels = tuple(table) if not isinstance(table, str) else split_name(table)
+    if len(levels) < 2:
+        raise ValueError(f"{'.'.join(levels)!r} names no table: write its namespace, too, as in db.events")
+    return levels
+
+
+def _levels(namespace: Sequence[str]) -> str:
+    return quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
+
+
+def split_name(text: str) -> tuple[str, ...]:
+    """`a.b.t` → `("a", "b", "t")`; `a\\.b.t` → `("a.b", "t")`. ValueError for an empty level."""
+    levels, at = [], 0
+    while match := _LEVEL.match(text, at):
+        levels.append(re.sub(r"\\(.)", r"\1", match[0]))
+        at = match.end()
+        if at == len(text):
+            return tuple(levels)
+        if text[at] != ".":
+            break
+        at += 1
+    raise ValueError(f"{text!r} is no name: levels joined by dots, none empty; a dot within one is written \\.")
+
+
+def _joined(pages: Iterator[pa.Table]) -> pa.Table:
+    found = list(pages)
+    if len(found) == 1:
+        return found[0]
+    return pa.concat_tables([page.replace_schema_metadata(found[0].schema.metadata) for page in found])
+
+
+def _instant(json: Mapping[str, Any]) -> Instant:
+    return Instant(
+        id=json["id"],
+        position=json["position"],
+        action=json["action"],
+        state=json["state"],
+        kind=json["kind"],
+        namespace=tuple(json["namespace"]),
+        name=json["name"],
+        uuid=json["uuid"],
+        requested_ms=json["requested-ms"],
+        completed_ms=json.get("completed-ms"),
+        who=json["who"],
+        snapshot_id=json.get("snapshot-id"),
+        metadata_location=json.get("metadata-location"),
+        summary=json.get("summary", {}),
+    )
+
+
+def _explanation(json: dict[str, Any]) -> Explanation:
+    stages = tuple(
+        Stage(**{name.replace("-", "_"): value for name, value in stage.items()}) for stage in json["stages"]
+    )
+    return Explanation(
+        snapshot_id=json["snapshot-id"],
+        stages=stages,
+        indexes=tuple(json["indexes"]),
+        complete=json["complete"],
+        files=json["files"],
+        bytes=json["bytes"],
+        records=json["records"],
+        delete_files=json["delete-files"],
+        filter=json["filter"],
+        not_used=tuple(json["not-used"]),
+        columns=tuple(json["columns"]),
+        residuals=tuple(json["residuals"]),
+        residuals_complete=json["residuals-complete"],
+        kept=None if "kept" not in json else tuple(json["kept"]),
+        joins=tuple(json.get("joins", ())),
+        json=json,
+    )

@@ -1,0 +1,1 @@
+"""Index files: built from data files, merged, verified and audited."""

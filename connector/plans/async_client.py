@@ -1,0 +1,409 @@
+"""The server, asked from an event loop: for plan tables, and for the columns that a table has.
+
+The rule kept: one question, one answer, and nothing repeated. Who asks has milliseconds and goes on without. Of plans
+nothing is remembered, for only the server knows what a client has committed a moment ago; of columns it is, but the
+server is asked each time whether the table has changed since.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from cache.memory import MemoryCache
+from connector.client.client import table_path
+from connector.client.errors import NotFound, ServerFailed, Unreachable, error_of
+from metaserver.tls import trusted_by_clients
+from metaserver.wire import NAMESPACE_SEPARATOR
+
+_ANSWER_BYTES_MAX = 16 << 20
+_COLUMNS_BYTES = 8 << 20
+_BYTES_PER_COLUMN = 200
+_CONNECTIONS = 64
+_AUDIENCE = re.compile(r"[!-~]{1,100}")
+_TIMEOUT_S = 30.0
+"""Who asks gives up long before."""
+
+NESTED = "nested"
+"""In the place of a type that is no primitive."""
+Name = tuple[str, ...]
+"""Of a table, with the levels of its namespace."""
+
+
+class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
+    """What became of a join that was asked about: files were left out by `keys` values, if it was `used`."""
+
+    snapshot_id: int | None
+    keys: int | None
+    used: bool
+
+
+class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    """What stands for a scan: a table of its own by `name`, or a snapshot of the table by `plan_snapshot_id`. Neither
+    where it would keep more of the files than was asked for."""
+
+    name: str | None
+    snapshot_id: int | None
+    files: int
+    bytes: int
+    considered_files: int
+    joins: tuple[JoinOutcome, ...] = ()
+    """In the order of the question, those behind a join right after it."""
+    plan_snapshot_id: int | None = None
+
+    @property
+    def is_made(self) -> bool:
+        return self.name is not None or self.plan_snapshot_id is not None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """Only rows matter that are equal, in the columns `on` (the table's own, the other's), to a row of another table
+    that meets the predicate and the `joins` of its own."""
+
+    table: Name
+    on: tuple[tuple[str, str], ...]
+    predicate: str | None
+    snapshot_id: int
+    joins: tuple[JoinRequest, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        given = {"predicate": self.predicate, "joins": [one.body() for one in self.joins]}
+        said = {name: value for name, value in given.items() if value}
+        return {"table": list(self.table), "on": dict(self.on), "snapshot-id": self.snapshot_id, **said}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTableRequest:
+    """A scan. `predicate` is SQL as `seamark explain` takes it; None keeps every file, as no `snapshot_id` means the
+    current one. Where a plan keeps more than `kept_max` of the files, no table is made of it. `past`: Trino reads by
+    the snapshot's schema; where that is not the current one, no table is made either."""
+
+    table: Name
+    predicate: str | None
+    snapshot_id: int | None
+    kept_max: float
+    past: bool = False
+    joins: tuple[JoinRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view as it is stored. `text` is the one in Trino's dialect, `columns` are as declared, in lower case; `catalog`
+    and `schema` are those of names in the text that have none."""
+
+    location: str
+    """Of its metadata, which names its version."""
+    text: str
+    columns: Mapping[str, str]
+    catalog: str | None
+    schema: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Characters [start, end) of a view's text, and what is to be read there: a plan snapshot of the `table` that is
+    named there, or the plan view `plan`, behind which `alias` has the own name follow."""
+
+    start: int
+    end: int
+    table: Name = ()
+    plan_snapshot_id: int | None = None
+    plan: Name = ()
+    alias: bool = False
+
+    def body(self) -> dict[str, Any]:
+        at = {"start": self.start, "end": self.end}
+        if self.plan:
+            return {**at, "plan": list(self.plan), "alias": self.alias}
+        return {**at, "table": list(self.table), "plan-snapshot-id": self.plan_snapshot_id}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """A view over plans. `plan_id` names it in `Seamark.lease`, `columns` are the view's."""
+
+    name: str
+    plan_id: int
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTable:
+    """A table's columns in lower case, and their Iceberg types; `version` changes when anything of the table does."""
+
+    version: str
+    columns: Mapping[str, str] | None
+    """None where two differ in case alone."""
+    snapshot_id: int | None = None
+    """The current one."""
+    size_bytes: int = 0
+    files: int = 0
+    """Of data, as the snapshot tells; 0 where it does not."""
+
+
+class _Field(msgspec.Struct):
+    name: str
+    type: Any
+
+
+class _Schema(msgspec.Struct, rename="kebab"):
+    schema_id: int
+    fields: list[_Field]
+
+
+class _Snapshot(msgspec.Struct, rename="kebab"):
+    snapshot_id: int
+    summary: dict[str, str] = {}
+
+
+class _Metadata(msgspec.Struct, rename="kebab"):
+    current_schema_id: int
+    schemas: list[_Schema]
+    current_snapshot_id: int | None = None
+    snapshots: list[_Snapshot] = []
+
+
+class _Loaded(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Representation(msgspec.Struct):
+    dialect: str = ""
+    sql: str = ""
+
+
+class _Version(msgspec.Struct, rename="kebab"):
+    version_id: int
+    schema_id: int
+    representations: list[_Representation]
+    default_namespace: list[str]
+    default_catalog: str | None = None
+
+
+class _ViewMetadata(msgspec.Struct, rename="kebab"):
+    current_version_id: int
+    schemas: list[_Schema]
+    versions: list[_Version]
+
+
+class _LoadedView(msgspec.Struct, rename="kebab"):
+    metadata_location: str
+    metadata: _ViewMetadata
+
+
+class _PlanView(msgspec.Struct, rename="kebab"):
+    name: str | None
+    plan_snapshot_id: int | None = None
+
+
+class _Config(msgspec.Struct):
+    defaults: dict[str, str] = {}
+    overrides: dict[str, str] = {}
+
+
+class Seamark:
+    """The server at `url`, as the principal that `http` presents. Plans are asked for with a lease of `lease_s`."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
+        """`audience`: plans are snapshots, shown to requests that carry this value in `X-Seamark-Plans`."""
+        self._http = http
+        self.url = url
+        self._lease_s = lease_s
+        self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
+        self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
+        self._catalog: str | None = None
+        self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
+
+    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+        """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
+        given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
+        body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
+        body |= {name: value for name, value in given.items() if value is not None}
+        body |= {"use-snapshot-schema": True} if wanted.past else {}
+        body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
+        path = f"{table_path(wanted.table)}/plan-tables"
+        _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+        try:
+            return msgspec.json.decode(raw, type=PlanTableAnswer)
+        except msgspec.MsgspecError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
+
+    async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
+        """Renews plans of a table, or of a view, for another lease. `lease_s` 0 withdraws them."""
+        body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
+        path = f"{table_path(of)}/plan-snapshots"
+        await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+
+    async def view(self, name: Name) -> View | None:
+        """As it is now; None where there is none of that name, or none with a text in Trino's dialect."""
+        try:
+            _, raw = await self._ask("GET", await self._path(name, "views"))
+        except NotFound:
+            return None
+        try:
+            loaded = msgspec.json.decode(raw, type=_LoadedView)
+            metadata = loaded.metadata
+            version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
+            schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
+        except (msgspec.MsgspecError, StopIteration) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no view: {error!r}") from None
+        text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
+        columns = _columns(schema)
+        if text is None or columns is None:
+            return None
+        catalog = version.default_catalog and version.default_catalog.lower()
+        return View(
+            loaded.metadata_location, text, columns, catalog, ".".join(version.default_namespace).lower() or None
+        )
+
+    async def plan_view(
+        self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
+    ) -> PlanView | None:
+        """The view over plans, for one user of the engine. NotFound where it has changed since; None where no more are
+        made."""
+        body = {
+            "metadata-location": view.location,
+            "predicate": predicate,
+            "tables": [one.body() for one in references],
+            "reader": reader,
+            "lease-s": self._lease_s,
+            **self._holder,
+        }
+        path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
+        _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+        try:
+            made = msgspec.json.decode(raw, type=_PlanView)
+        except msgspec.MsgspecError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no plan view: {error}") from None
+        if made.name is None or made.plan_snapshot_id is None:
+            return None
+        return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
+
+    async def columns(self, table: Name) -> KnownTable | None:
+        """As the table is now; None where there is none of that name, as of a view."""
+        known = self._known.get(table)
+        path = f"{await self._path(table, 'tables')}?snapshots=refs"
+        try:
+            version, raw = await self._ask("GET", path, known=known.version if known else "")
+        except NotFound:
+            self._known.discard(table)
+            return None
+        if known is not None and not raw:
+            return known
+        try:
+            metadata = msgspec.json.decode(raw, type=_Loaded).metadata
+            schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
+        except (msgspec.MsgspecError, StopIteration) as error:
+            raise ServerFailed(f"{self.url} answers with something that is no table: {error!r}") from None
+        snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
+        snapshot = next(snapshots, None)
+        found = KnownTable(
+            version,
+            _columns(schema),
+            None if snapshot is None else snapshot.snapshot_id,
+            *(_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
+        )
+        if version:
+            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(schema.fields)))
+        return found
+
+    async def _path(self, name: Name, kind: str) -> str:
+        """Of a table or a view among the standard's routes."""
+        if self._catalog is None:
+            self._catalog = await self._standard()
+        levels = quote(NAMESPACE_SEPARATOR.join(name[:-1]), safe="")
+        return f"{self._catalog}/namespaces/{levels}/{kind}/{quote(name[-1], safe='')}"
+
+    async def _standard(self) -> str:
+        """Where the standard's routes begin."""
+        _, raw = await self._ask("GET", "/v1/config")
+        try:
+            config = msgspec.json.decode(raw, type=_Config)
+        except msgspec.MsgspecError as error:
+            raise ServerFailed(f"{self.url} answers with something that is no configuration: {error}") from None
+        prefix = {**config.defaults, **config.overrides}.get("prefix", "")
+        return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        known: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[str, bytes]:
+        """ETag and body of the answer; no body where the version that is `known` is still the one."""
+        url = URL(self.url + path, encoded=True)
+        headers = {"If-None-Match": known} if known else headers or {}
+        try:
+            async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
+                raw = b""
+                while not answer.content.at_eof() and len(raw) < _ANSWER_BYTES_MAX:
+                    raw += await answer.content.readany()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unreachable(f"No answer from {self.url}: {error or type(error).__name__}") from error
+        if answer.status == 304 and known:
+            return known, b""
+        if answer.status != 200:
+            raise error_of(answer.status, raw, answer.headers.get("X-Request-Id", ""))
+        return answer.headers.get("ETag", ""), raw
+
+
+def _columns(schema: _Schema) -> dict[str, str] | None:
+    """None where two differ in case alone."""
+    columns = {one.name.lower(): one.type if isinstance(one.type, str) else NESTED for one in schema.fields}
+    return columns if len(columns) == len(schema.fields) else None
+
+
+def _total(snapshot: _Snapshot | None, name: str) -> int:
+    text = "" if snapshot is None else snapshot.summary.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def check_url(url: str) -> None:
+    """ValueError for one that is none."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
+
+
+def check_audience(value: str) -> None:
+    """ValueError for what the server does not take in `X-Seamark-Plans`."""
+    if not _AUDIENCE.fullmatch(value):
+        raise ValueError(f"{value!r} is no value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces")
+
+
+@asynccontextmanager
+async def open_seamark(
+    url: str,
+    *,
+    token: str | None,
+    lease_s: int,
+    audience: str | None = None,
+    authorities: str | None = None,
+) -> AsyncIterator[Seamark]:
+    """`audience` as of `Seamark`. `authorities`: PEM file with those of the server's certificate; else as SEAMARK_CA or
+    the system says. ValueError for a URL that is none."""
+    check_url(url)
+    headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=_CONNECTIONS, keepalive_timeout=10, ssl=trusted_by_clients(authorities) or True
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+    )
+    async with session:
+        yield Seamark(session, url.rstrip("/"), lease_s=lease_s, audience=audience)

@@ -1,0 +1,225 @@
+"""The questions of one statement to the catalog, in the time that it has: which plan tables may stand for its scans.
+
+A table that stands in a statement more than once is read there at one snapshot, as Trino would: all its places become
+plans of the same snapshot, or none does. So do all places of a table by whose rows another one's were left out: they
+are to read the snapshot that those rows are of, which is the one that was current when the statement came. Where that
+cannot be, the other table is asked about once more, without its joins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import structlog
+
+from connector.client.errors import ClientError, NotFound, Refused
+from connector.plans.async_client import JoinOutcome, Name, PlanTableAnswer, PlanTableRequest, Seamark
+from connector.plans.joins import Partner, PlannedScan, depth_first
+
+_JOINS_SHARE = 0.6
+"""Of the time that is left: a question without joins is to have some, too."""
+_log = structlog.get_logger("seamark.plans")
+T = TypeVar("T")
+K = TypeVar("K")
+Plans = dict[PlannedScan, PlanTableAnswer]
+
+
+class Asking:
+    """Belongs to one statement. `why`: there is one plan less."""
+
+    def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
+        self._seamark = seamark
+        self._kept_max = kept_max
+        self._until_s = until_s
+        self._failed = False
+        self.why = ""
+        self.made: set[tuple[Name, int]] = set()
+        """Ids of the plans that were answered, those included that were not used then."""
+        self.missing: set[Name] = set()
+        """What there is no table of: views among it."""
+
+    def has_failed(self) -> bool:
+        """Not being able to answer; a refusal is an answer."""
+        return self._failed
+
+    async def plans(self, places: Sequence[PlannedScan], partners: Mapping[PlannedScan, tuple[Partner, ...]]) -> Plans:
+        """Of the places that are to read plan tables."""
+        groups = _groups(places)
+        pins = {one.place.read: one for each in partners.values() for one in depth_first(each)}
+        wanted = {}
+        for place in places:
+            joins, pin = partners.get(place, ()), pins.get(place.read)
+            if pin is not None:
+                # Of one file none is left out: so all statements share one plan of it.
+                wanted[place] = _wanted(place, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+            elif place.scan.predicate is not None or joins:
+                wanted[place] = _wanted(place, place.scan.snapshot_id, self._kept_max, joins)
+        found = await self._plans(wanted)
+        again = {}
+        for place, each in partners.items():
+            plan = found.get(place)
+            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_sure(each, plan, found):
+                found.pop(place, None)
+                if place.scan.predicate is not None or place.read in pins:
+                    again[place] = replace(wanted[place], joins=())
+        again |= self._others(groups, found, again)
+        found |= await self._plans(again)
+        _settle(groups, partners, found)
+        needed = {one.place.read for place, plan in found.items() for one, _ in _used(partners.get(place, ()), plan)}
+        for read in pins.keys() - needed:
+            # It was to be read at one snapshot with another table; that has come to nothing.
+            if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
+                _drop(found, groups[read])
+        return {place: plan for place, plan in found.items() if plan.is_made}
+
+    def _others(
+        self, groups: Mapping[object, list[PlannedScan]], found: Plans, again: Mapping[PlannedScan, PlanTableRequest]
+    ) -> dict[PlannedScan, PlanTableRequest]:
+        """What is to be asked about as others of the same table have plans."""
+        wanted: dict[PlannedScan, PlanTableRequest] = {}
+        for group in groups.values():
+            answers = [found[place] for place in group if place in found]
+            if len(group) > 1 and any(answer.is_made for answer in answers):
+                if len({answer.snapshot_id for answer in answers}) > 1:  # committed in between
+                    _drop(found, group)
+                    continue
+                snapshot_id = answers[0].snapshot_id
+                for place in group:
+                    if place in again or place not in found or not found[place].is_made:
+                        keep = place in found or place in again
+                        wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
+        return wanted
+
+    def _keeps_most(self, plan: PlanTableAnswer) -> bool:
+        return plan.files > self._kept_max * plan.considered_files
+
+    async def _plans(self, wanted: Mapping[PlannedScan, PlanTableRequest]) -> Plans:
+        answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
+        return {place: answers[one] for place, one in wanted.items() if one in answers}
+
+    async def _plan(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+        left_s = self._until_s - asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
+                plan = await self._seamark.plan_table(wanted)
+        except NotFound:
+            self.missing.add(wanted.table)
+            raise
+        if plan.plan_snapshot_id is not None:
+            self.made.add((wanted.table, plan.plan_snapshot_id))
+        return plan
+
+    async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
+        """The answers that come in time, and are no refusals."""
+        if not questions:
+            return {}
+        left_s = self._until_s - asyncio.get_running_loop().time()
+        tasks = {key: asyncio.create_task(question) for key, question in questions.items()}
+        try:
+            _, late = await asyncio.wait(tasks.values(), timeout=max(0.0, left_s))
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        if late:
+            self._failed, self.why = True, "Seamark was too slow"
+            await asyncio.wait(late)
+        return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
+
+    def _is_answered(self, task: asyncio.Task[Any]) -> bool:
+        error = None if task.cancelled() else task.exception()
+        match error:
+            case None:
+                return not task.cancelled()
+            case TimeoutError():
+                self.why = "joins took too long"
+            case Refused():  # no such table, a view, a predicate that cannot be bound
+                self.why = f"Seamark refused: {error.kind or error.status}"
+            case ClientError():
+                self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                _log.warning("not answered", error=error.message)
+            case _:
+                raise error
+        return False
+
+
+def without(
+    gone: Sequence[PlannedScan],
+    plans: Plans,
+    places: Sequence[PlannedScan],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+) -> Plans:
+    """The plans that are still good where those of `gone` are not read."""
+    left = dict(plans)
+    _drop(left, gone)
+    _settle(_groups(places), partners, left)
+    return left
+
+
+def used_joins(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[str, int]]:
+    """The columns by which files were left out, and by how many keys."""
+    used = _used(partners, plan)
+    return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in partners]
+
+
+def _wanted(
+    place: PlannedScan,
+    snapshot_id: int | None,
+    kept_max: float,
+    joins: Sequence[Partner] = (),
+    *,
+    keep: bool = True,
+) -> PlanTableRequest:
+    """`keep`: with the predicate; one that was refused is asked about without."""
+    predicate = place.scan.predicate if keep else None
+    past = place.scan.snapshot_id is not None
+    return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
+
+
+def _used(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[Partner, JoinOutcome]]:
+    """By whose rows files were left out, and what was told of it."""
+    if not plan.is_made:
+        return []
+    return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
+
+
+def _is_sure(partners: Sequence[Partner], plan: PlanTableAnswer, found: Plans) -> bool:
+    """Whether each table by whose rows files were left out is read at the snapshot that those rows are of."""
+    for one, told in _used(partners, plan):
+        other = found.get(one.place)
+        if other is None or not other.is_made or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
+            return False
+    return True
+
+
+def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
+    """Those that are to read the same."""
+    groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
+    for place in places:
+        groups[place.read].append(place)
+    return groups
+
+
+def _settle(
+    groups: Mapping[object, Sequence[PlannedScan]], partners: Mapping[PlannedScan, tuple[Partner, ...]], found: Plans
+) -> None:
+    """Until it holds of all: the places of a table are read at one snapshot, and so are their partners."""
+    while True:
+        apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
+        unsure = [place for place, plan in found.items() if not _is_sure(partners.get(place, ()), plan, found)]
+        wrong = [place for place in (*unsure, *(one for group in apart for one in group)) if place in found]
+        if not wrong:
+            return
+        _drop(found, wrong)
+
+
+def _have_names(group: Sequence[PlannedScan], found: Plans) -> bool:
+    return all(place in found and found[place].is_made for place in group)
+
+
+def _drop(plans: Plans, places: Sequence[PlannedScan]) -> None:
+    for place in places:
+        plans.pop(place, None)

@@ -1,0 +1,1 @@
+"""Tables read: the tasks of a plan, their rows, and what changed between snapshots."""

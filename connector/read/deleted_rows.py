@@ -1,0 +1,160 @@
+"""Which rows of a data file its delete files took, as a plan lists them.
+
+The rule it keeps: a delete file is understood whole, or reading stops with what is wrong with it (`Unreadable`); no row
+comes back to life because a file could not be read. Which delete files apply to a data file, by sequence numbers and
+partitions, is the plan's to say. Keys of equality deletes are compared as Iceberg's Java library compares them: null is
+equal to null, NaN to NaN, and -0.0 is not 0.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cache.memory import MemoryCache
+from connector.client.storage import Storage
+from metaserver.errors import BadRequest
+from metaserver.iceberg.files.parquet import Unreadable
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.types.transforms import IDENTITY
+from metaserver.index.blocks.packing import MISSING, Longs
+from metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeletedKeys, DeleteFile, Positions, decoded
+from metaserver.index.keys.hashing import hash_halves
+from metaserver.index.keys.keys import keys_of
+from metaserver.index.keys.terms import resolve_id
+
+KEPT_BYTES = 256 << 20
+"""Of delete files that apply to many data files."""
+DECODED_BYTES = 4 << 30
+"""Memory that one delete file may take; reading stops at one that takes more."""
+_CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class DeletedRowSet:
+    """Rows of one data file: `positions` ascending, and those whose key is in one of the sets."""
+
+    positions: Longs
+    keys: tuple[tuple[Columns, DeletedKeys], ...]
+
+    @property
+    def column_ids(self) -> set[int]:
+        """Of the columns that `by_key` compares."""
+        return {column_id for columns, _ in self.keys for column_id, _ in columns}
+
+    def by_position(self, first: int, rows: int) -> Mask | None:
+        """bool[rows] of the rows from `first` on; None where none is gone."""
+        start, end = np.searchsorted(self.positions, (first, first + rows)).tolist()
+        if start == end:
+            return None
+        mask = np.zeros(rows, dtype=np.bool_)
+        mask[self.positions[start:end] - first] = True
+        return mask
+
+    def by_key(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
+        """bool[rows]. ValueError where a column does not hold values of its type."""
+        mask = np.zeros(rows, dtype=np.bool_)
+        made: dict[Columns, Any] = {}
+        for named, keys in self.keys:
+            if named not in made:
+                made[named] = hash_halves([keys_of(columns[column_id], kind) for column_id, kind in named])
+            mask |= keys.exact.has(*made[named])
+        return mask
+
+
+NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
+
+
+def united(*positions: Longs) -> Longs:
+    """Of all, each once, ascending. Where most ascend already sorting by runs is quick: numpy's own union hashes, and
+    took half of a batch's time in a table of many batches."""
+    both = np.sort(np.concatenate(positions), kind="stable")
+    first = np.ones(len(both), dtype=np.bool_)
+    first[1:] = both[1:] != both[:-1]
+    return both[first]
+
+
+class Deletes:
+    """Delete files of one table, read once as long as they are kept."""
+
+    def __init__(self, storage: Storage, metadata: TableMetadata) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
+
+    def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
+        """What these delete files (REST spec, schema `DeleteFile`) took of a data file. Unreadable."""
+        if not files:
+            return NOTHING
+        positions, keys, vectors = [], [], 0
+        for json in files:
+            file = delete_file(json)
+            columns = self._columns(file)
+            content = self._content(file, columns)
+            vectors += file.is_vector
+            if isinstance(content, Positions):
+                positions.append(content.of(path))
+            else:
+                keys.append((columns, content))
+        if vectors > 1:
+            raise Unreadable(path, f"it has {vectors} deletion vectors; a data file has one at most")
+        return DeletedRowSet(
+            positions[0] if len(positions) == 1 else united(NOTHING.positions, *positions), tuple(keys)
+        )
+
+    def _columns(self, file: DeleteFile) -> Columns:
+        if file.content != EQUALITY:
+            return ()
+        try:
+            terms = [
+                resolve_id(IDENTITY, one, self._metadata.current_schema, self._metadata.schemas) for one in file.columns
+            ]
+        except BadRequest as error:
+            raise Unreadable(file.path, f"its keys are of columns that are not compared: {error.message}") from None
+        if not terms:
+            raise Unreadable(file.path, "its manifest does not say which columns are its key")
+        return tuple((term.column_id, term.kind) for term in terms)
+
+    def _content(self, file: DeleteFile, columns: Columns) -> Content:
+        key = (file.path, file.offset, columns)
+        content = self._kept.get(key)
+        if content is None:
+            content = decoded(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES)
+            self._kept.put(key, content, content.size_bytes)
+        return content
+
+    def _bytes(self, file: DeleteFile) -> memoryview:
+        try:
+            if not file.is_vector:
+                return self._storage.read(file.path)
+            filesystem, path = self._storage.open(file.path)
+            with filesystem.open_input_file(path) as opened:
+                return memoryview(opened.read_at(max(0, file.length), max(0, file.offset)))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise Unreadable(file.path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+
+
+def delete_file(json: Mapping[str, Any]) -> DeleteFile:
+    """From the standard's JSON. Unreadable for a kind of content that is not known."""
+    path, content = str(json.get("file-path")), json.get("content")
+    if content not in _CONTENTS:
+        raise Unreadable(path, f"its content is {content!r}, which is no kind of deletes that is known")
+    if json.get("key-metadata"):
+        raise Unreadable(path, "it is encrypted")
+    return DeleteFile(
+        path=path,
+        format=str(json.get("file-format", "")).lower(),
+        content=_CONTENTS[content],
+        size_bytes=json.get("file-size-in-bytes", MISSING),
+        records=json.get("record-count", MISSING),
+        referenced=json.get("referenced-data-file"),
+        offset=json.get("content-offset", MISSING),
+        length=json.get("content-size-in-bytes", MISSING),
+        columns=tuple(sorted(set(json.get("equality-ids") or ()))),
+    )

@@ -1,0 +1,1 @@
+"""DataFrames written by Spark's tasks and committed by its driver."""

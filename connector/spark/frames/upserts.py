@@ -1,0 +1,489 @@
+"""DataFrames upserted, and deleted by, their keys: rows meet those that are stored in Spark's tasks, one commit by the
+driver (`writing.write` with the modes `upsert` and `delete`).
+
+Whatever is done again is done with the same rows: those of a small DataFrame are taken to the driver, where
+`connector.write.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be written anew.
+A larger one is held by Spark until the call is over; that it is larger may be known only when its first rows are there,
+which are then thrown away and made again. The held rows are exchanged once, so that all those of a key come to one
+task: by the bucket of the key where the table is bucketed by its only column, so that a task meets the files of its own
+buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver names, by lookups or
+by reading the files that may hold them, and writes the new rows. History is joined with nothing.
+
+What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
+or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
+buckets tell; else by the driver, or by tasks of a second job, each of some files. By way of `equality` no task looks
+anything up (`connector/write/equality_upserts.py`), and all that there is of deletes is the tasks' own.
+
+The rule it keeps: what the table gets is what the tasks whose results Spark took have written. Files of an attempt that
+fails are deleted by it; those of a killed task stay as orphans, which no snapshot names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec import UNSET, UnsetType
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyroaring import BitMap64
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import types as spark_types
+
+from connector.arrow.casting import Unwritable
+from connector.arrow.partitions import transformed
+from connector.client.client import At, Name, SeamarkClient
+from connector.client.commits import Producer
+from connector.client.errors import Conflict
+from connector.plans.quotes import backquoted
+from connector.read.scans import bound_filter
+from connector.read.tables import OpenTable, ScanTask, open_table
+from connector.spark.frames.results import RESULT, result_of, told_by
+from connector.write.appends import WrittenFiles
+from connector.write.buckets import bucket_fields
+from connector.write.delete_files import WrittenDeletes
+from connector.write.equality_upserts import EQUALITY, check_table, unlocated
+from connector.write.latest_rows import Batch, batch_of, column_of, refuse_nulls
+from connector.write.read_conditions import rows_changed
+from connector.write.rewrites import rewritten
+from connector.write.row_changes import ATTEMPTS, Report, RowChange, check_takes_deletes, committed
+from connector.write.row_locations import SCAN, FoundRows, hashes_of, key_fields, key_names, record_index
+from connector.write.target import WriteTarget, target_of
+from connector.write.upserts import (
+    COPY_ON_WRITE,
+    MERGE_ON_READ,
+    check_read,
+    checked,
+    delete,
+    differing,
+    marked,
+    mode_of,
+    scope_of,
+    upsert,
+    without,
+)
+from metaserver.iceberg.expressions.expression import TRUE, any_of
+from metaserver.iceberg.expressions.expression_json import expression_json
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.types.schema import Field
+from metaserver.iceberg.types.transforms import canonical, width_of
+
+DRIVER_ROWS = 100_000
+"""Rows, at most, that the driver takes for itself."""
+TASK_ROWS = 1_000_000
+"""Rows that a task is to have, about, as it holds them in memory."""
+TASK_ROWS_MIN = 20_000
+"""Rows that a task is to have at least, about, where an index locates them: each task writes files of its own."""
+_SMALL_BYTES = 64 << 20
+"""What Spark expects of a DataFrame that is asked at once for its first rows, which may be all of them."""
+_LIMIT_MAX = 2**31 - 2
+_COPIED_BYTES_MAX = 64 << 20
+"""Of data files that the driver writes anew by itself, as far as can be told before rows are located."""
+DRIVER_FILES = 500
+"""Data files, at most, whose deletes the driver writes by itself."""
+_GROUP_BYTES = 1 << 30
+"""Of data files that one task writes anew."""
+_SCOPES_MAX = 200
+"""Tasks whose keys a commit tells apart in what was read."""
+_PLACE = "_seamark_task"
+_PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
+
+Ints = npt.NDArray[np.int32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class UpsertRequest:
+    """As in `connector.write.upserts`; `columns` are of an upsert. A delete has no other columns than its keys; None:
+    those that `key_names` says."""
+
+    keys: tuple[str, ...] | None
+    precombine: str | None = None
+    columns: tuple[str, ...] | None = None
+    deletes: bool = False
+    row_mode: str | None = None
+    way: str | None = None
+    read_snapshot_id: int | UnsetType | None = UNSET
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The key, once it is known."""
+        assert self.keys is not None
+        return self.keys
+
+    def needed(self, given: Sequence[str]) -> list[str]:
+        """Of the columns of the rows. Unwritable where one is not there, or twice."""
+        named = [*self.named, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
+        needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
+        for name in needed:
+            if (times := given.count(name)) != 1:
+                told = "no column" if not times else f"{times} columns"
+                raise Unwritable(f"the rows have {told} {name}; they have {', '.join(given)[:500]}")
+        return needed
+
+
+def change(
+    client: SeamarkClient,
+    df: DataFrame,
+    table: Name,
+    asked: UpsertRequest,
+    *,
+    branch: str = MAIN,
+    producer: Producer | None = None,
+    summary: Mapping[str, str] | None = None,
+    attempts: int = ATTEMPTS,
+    driver_rows: int = DRIVER_ROWS,
+) -> Report:
+    """One commit. ValueError and Unwritable for what makes no sense, before any row is looked at; where rows do not fit
+    the table, Unwritable or Spark's error, which says so."""
+    checked(asked.row_mode, asked.way, asked.precombine, asked.columns, asked.read_snapshot_id)
+    opened = open_table(client, table, At(ref=branch))
+    check_takes_deletes(opened.metadata)
+    asked = replace(asked, keys=tuple(key_names(opened.schema, asked.keys, df.columns)))
+    needed = asked.needed(df.columns)
+    nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
+    batch_of([nothing], opened.schema, asked.named, asked.precombine, asked.columns)
+    if asked.way == EQUALITY:
+        check_table(opened, target_of(opened.metadata, opened.storage), asked.named)
+    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    wanted = df.select(*map(backquoted, needed))
+    given = None if _copies_much(opened, asked, 1) else _collected(wanted, driver_rows)
+    if given is None or _copies_much(opened, asked, given.num_rows):
+        with _evaluated_once(wanted) as held:
+            count = held.count()
+            if count > driver_rows or _copies_much(opened, asked, count):
+                reads = asked.read_snapshot_id is not UNSET
+                prepared = partial(_prepared, client, held, count, asked)
+                return committed(client, table, prepared, history=reads, **more)
+            given = held.toArrow()
+    how = {"mode": asked.row_mode, "way": asked.way, "read_snapshot_id": asked.read_snapshot_id, **more}
+    if asked.deletes:
+        return delete(client, table, keys=given, key=asked.named, **how)
+    columns = None if asked.columns is None else list(asked.columns)
+    return upsert(client, table, given, keys=asked.named, precombine=asked.precombine, columns=columns, **how)
+
+
+def _collected(df: DataFrame, most: int) -> pa.Table | None:
+    """All rows; None where there are more than `most`, or too many bytes, or where Spark expects so many that it is
+    not tried. Then nothing of what was evaluated counts."""
+    if most <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
+        return None
+    try:
+        found = df.limit(min(most, _LIMIT_MAX) + 1).toArrow()
+    except Py4JJavaError as error:
+        if "maxResultSize" not in str(error):  # of which it may be the cause only
+            raise
+        return None
+    return found if found.num_rows <= most else None
+
+
+def _copies_much(opened: OpenTable, asked: UpsertRequest, rows: int) -> bool:
+    """Whether so many rows are likely to be in files of many bytes, which are to be written anew."""
+    if _mode(asked, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
+        return False
+    head = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
+    totals = {} if head is None else head.summary_map()
+    try:
+        files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
+    except (KeyError, ValueError):  # a summary need not tell
+        return False
+    return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
+
+
+def _mode(asked: UpsertRequest, target: WriteTarget) -> str:
+    return MERGE_ON_READ if asked.way == EQUALITY else mode_of(asked.row_mode, target, deletes=asked.deletes)
+
+
+@contextmanager
+def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
+    held = df.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield held
+    finally:
+        held.unpersist()
+
+
+# Which task gets which rows
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Rows of a key in one of `buckets` × `parts` tasks; `width` is in how many buckets the table has the only column
+    of the key, 0 where it has it in none."""
+
+    fields: tuple[Field, ...]
+    buckets: int
+    parts: int
+    width: int = 0
+
+    @staticmethod
+    def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, way: str | None) -> Placing:
+        """More tasks than the rows need where they read no file twice: of buckets, by an index, or none at all. Buckets
+        count where their column is the whole key: of one that is a part of it a single value may have nearly all
+        rows."""
+        by_rows = -(-rows // TASK_ROWS)
+        specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
+        widths = [bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
+        if width := next(filter(None, widths), 0):
+            buckets = min(width, max(cores, by_rows))
+            return Placing(tuple(fields), buckets, -(-by_rows // buckets), width)
+        if way == EQUALITY or (way != SCAN and record_index(opened.metadata, fields) is not None):
+            return Placing(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
+        return Placing(tuple(fields), 1, by_rows)
+
+    @property
+    def tasks(self) -> int:
+        return self.buckets * self.parts
+
+    def places(self, columns: Sequence[pa.Array]) -> Ints:
+        """int32[rows]: which task; columns are those of the key, with the table's types. Unwritable for a null, so that
+        it is told before any task has written a file."""
+        refuse_nulls(self.fields, columns)
+        found = np.zeros(len(columns[0]), dtype=np.int64)
+        if self.parts > 1:
+            high, _ = hashes_of(self.fields, columns)
+            found = (high % np.uint64(self.parts)).astype(np.int64)
+        if self.width:
+            values = transformed(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
+            bucket = np.array([one % self.buckets for one in values.values], dtype=np.int64)
+            found = found * self.buckets + bucket[values.codes]
+        return found.astype(np.int32)
+
+    def owns(self, spec: PartitionSpec | None) -> bool:
+        """Whether all keys of a file of this spec are one task's."""
+        if self.tasks == 1:
+            return True
+        if not self.width or self.parts > 1 or spec is None:
+            return False
+        width = bucket_width(spec, self.fields[0])
+        # Of buckets that are joined into a task modulo a divisor of theirs, this divisor is all that counts.
+        counts = self.buckets if self.width % self.buckets == 0 else self.width
+        return width > 0 and width % counts == 0
+
+
+def bucket_width(spec: PartitionSpec, field: Field) -> int:
+    """The number of buckets that it has the column in, 0 for none."""
+    found = (width_of(canonical(one.transform)) for one in bucket_fields(spec) if one.sources == (field.id,))
+    return next(found, 0)
+
+
+@dataclass(frozen=True)
+class UpsertTask:
+    """What a task has to know. Picklable."""
+
+    client: SeamarkClient
+    opened: OpenTable
+    target: WriteTarget
+    asked: UpsertRequest
+    mode: str
+    placing: Placing
+
+
+def spread(df: DataFrame, work: UpsertTask) -> DataFrame:
+    """What the tasks tell, a row of bytes from each that has found something to do."""
+    schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
+    placed = df.mapInArrow(partial(_placed, work.placing), schema)
+    exchanged = placed.repartitionById(work.placing.tasks, _PLACE)
+    return exchanged.mapInArrow(partial(change_task, work), RESULT)
+
+
+def _placed(placing: Placing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        table = pa.Table.from_batches([batch])
+        places = placing.places([column_of(table, field) for field in placing.fields])
+        yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
+
+
+# What tasks do, and tell
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """Rows of one data file, which is as the plan tells it; `positions` are a roaring bitmap of 64 bits."""
+
+    file: dict[str, Any]
+    deletes: list[dict[str, Any]]
+    positions: bytes
+
+    @staticmethod
+    def of(found: FoundRows) -> _Rows:
+        positions = BitMap64(found.positions.astype(np.uint64)).serialize()
+        return _Rows(dict(found.task.file), [dict(one) for one in found.task.deletes], positions)
+
+    def found(self) -> FoundRows:
+        positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
+        return FoundRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros(len(positions), dtype=np.int64))
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """What one task has done. `removed` are paths of data files that it has written anew; `found` are rows that are
+    yet to go; `counts` are inserted, updated, deleted and stale."""
+
+    files: list[dict[str, Any]]
+    index_files: list[dict[str, Any]]
+    skipped: list[tuple[str, str]]
+    equality_deletes: list[dict[str, Any]] = []
+    removed: list[str] = []
+    found: list[_Rows] = []
+    read: list[str] = []
+    scope: Any = None
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    changed: str = ""
+    """Why the change is not to be made: rows of its keys have changed since they were read. Nothing is written then."""
+
+    @property
+    def written(self) -> WrittenFiles:
+        return WrittenFiles(tuple(self.files), tuple(self.index_files), tuple(self.skipped))
+
+
+def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What one task does with its rows, which are all those of their keys. It leaves no file where it fails."""
+    given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
+    if not given:
+        return
+    asked = work.asked
+    batch = batch_of(given, work.opened.schema, asked.named, asked.precombine, asked.columns)
+    result = _blind(work, batch) if asked.way == EQUALITY else _located(work, batch)
+    yield result_of(msgspec.msgpack.encode(result))
+
+
+def _blind(work: UpsertTask, batch: Batch) -> _Result:
+    made = unlocated(batch, work.opened, work.target, deletes=work.asked.deletes)
+    return _Result(
+        list(made.data.files), list(made.data.index_files), list(made.data.skipped), list(made.deletes.files)
+    )
+
+
+def _located(work: UpsertTask, batch: Batch) -> _Result:
+    opened, target, asked = work.opened, work.target, work.asked
+    try:
+        check_read(work.client, opened, batch, asked.read_snapshot_id, asked.way)
+    except Conflict as conflict:  # for the driver to raise: in Spark's error it would be text
+        return _Result([], [], [], changed=conflict.message)
+    if asked.deletes:
+        found = without(work.client, opened, batch, asked.way)
+    else:
+        found = differing(work.client, opened, batch, asked.way, work.mode)
+    own: list[FoundRows] = []
+    rest = list(found.located.files)
+    if work.mode == COPY_ON_WRITE:
+        specs = {one.spec_id: one for one in opened.metadata.partition_specs}
+        mine = [work.placing.owns(specs.get(one.task.spec_id)) for one in rest]
+        own = [one for one, is_mine in zip(rest, mine, strict=True) if is_mine]
+        rest = [one for one, is_mine in zip(rest, mine, strict=True) if not is_mine]
+    report, scope = found.report, scope_of(batch.keys, opened, work.placing.tasks)
+    told, rows = expression_json(scope), [_Rows.of(one) for one in rest]
+    written = rewritten(opened, target, own, found.rows()) if own else found.written(target)
+    return _Result(
+        list(written.files),
+        list(written.index_files),
+        list(written.skipped),
+        removed=[one.task.path for one in own],
+        found=rows,
+        read=sorted(found.located.read | {one.task.path for one in own if not one.is_whole}),
+        scope=told,
+        counts=(report.inserted, report.updated, report.deleted, report.stale),
+    )
+
+
+# What the driver makes of it
+
+
+def _prepared(
+    client: SeamarkClient, df: DataFrame, rows: int, asked: UpsertRequest, opened: OpenTable, target: WriteTarget
+) -> RowChange:
+    fields = key_fields(opened.schema, asked.named)
+    cores = int(df.sparkSession.sparkContext.defaultParallelism)
+    placing = Placing.of(opened, fields, rows, cores, asked.way)
+    work = UpsertTask(client, opened, target, asked, _mode(asked, target), placing)
+    copies = work.mode == COPY_ON_WRITE
+    results = [msgspec.msgpack.decode(told, type=_Result) for told in told_by(spread(df, work))]
+    data = WrittenFiles.joined(one.written for one in results)
+    if asked.way == EQUALITY:
+        blind = WrittenDeletes(tuple(file for one in results for file in one.equality_deletes))
+        return RowChange(None, Report(), data, blind)
+    try:
+        if changed := next((one.changed for one in results if one.changed), None):
+            raise rows_changed(changed)
+        found = joined(one for result in results for one in result.found)
+        removed = [path for result in results for path in result.removed]
+        removed += [one.task.path for one in found] if copies else []
+        rest = [one for one in found if not one.is_whole] if copies else []
+        read = {path for result in results for path in result.read} | {one.task.path for one in rest}
+        inserted, updated, deleted, stale = (sum(each) for each in zip(*(one.counts for one in results), strict=True))
+        report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
+        several = len(results) <= _SCOPES_MAX
+        scope = any_of(*(bound_filter(one.scope, opened) for one in results)) if several else TRUE
+        # The last that may fail, as it leaves files where something after it does.
+        deletes = _marked(df, work, found, cores) if found and not copies else WrittenDeletes()
+        more = _copied(df, work, rest, cores) if rest else WrittenFiles()
+    except BaseException:
+        data.discard(target.storage)
+        raise
+    written = WrittenFiles.joined((data, more))
+    return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
+
+
+def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
+    """All rows of each data file at once, by whichever tasks they were found; in the order of specs, partitions and
+    paths."""
+    by_path: dict[str, list[_Rows]] = {}
+    for one in rows:
+        by_path.setdefault(one.file["file-path"], []).append(one)
+    found = []
+    for parts in by_path.values():
+        whole = BitMap64.union(*(BitMap64.deserialize(one.positions) for one in parts))
+        found.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).found())
+    return sorted(found, key=lambda one: (one.task.spec_id, repr(one.task.file.get("partition")), one.task.path))
+
+
+def grouped(files: Sequence[FoundRows], weight: Callable[[FoundRows], int], most: int) -> list[list[FoundRows]]:
+    """Neighbours together, up to a weight of `most`, or one alone that has more."""
+    groups: list[list[FoundRows]] = []
+    held = 0
+    for one in files:
+        if not groups or held + weight(one) > most:
+            groups.append([])
+            held = 0
+        groups[-1].append(one)
+        held += weight(one)
+    return groups
+
+
+def _copied(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenFiles:
+    total = sum(one.task.size_bytes for one in files)
+    groups = grouped(files, lambda one: one.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
+    return WrittenFiles.joined(_run(df, partial(_copy, work), groups))
+
+
+def _copy(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenFiles:
+    return rewritten(work.opened, work.target, [one.found() for one in rows], ())
+
+
+def _marked(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenDeletes:
+    if len(files) <= DRIVER_FILES:
+        return marked(work.opened, work.target, files)
+    groups = grouped(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
+    parts = _run(df, partial(_mark, work), groups)
+    return WrittenDeletes(
+        tuple(file for part in parts for file in part.files), tuple(one for part in parts for one in part.removed)
+    )
+
+
+def _mark(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenDeletes:
+    return marked(work.opened, work.target, [one.found() for one in rows])
+
+
+def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[FoundRows]]) -> list[T]:
+    """A task for each group of files. Where one fails, after as many attempts as Spark makes, the job does: files of
+    the others stay as orphans."""
+    context = df.sparkSession.sparkContext
+    given = [[_Rows.of(one) for one in group] for group in groups]
+    return list(context.parallelize(given, len(given)).map(task).collect())

@@ -1,0 +1,289 @@
+"""DataFrames written into a table: Parquet and index files by pyarrow in Spark's tasks, one commit by the driver.
+
+    write(df, "db.events", uri="http://127.0.0.1:8181")                           rows are added
+    write(df, "db.events", uri=…, mode="overwrite", where="day = '2026-11-21'")   … in the place of what this holds
+    write(df, "db.events", uri=…, mode="overwrite_partitions")                    … in the place of their partitions
+    write(df, "db.events", uri=…, mode="upsert", keys=["id"])                     … of those that have their keys
+    write(df, "db.events", uri=…, mode="delete", keys=["id"])                     rows that have these keys go
+
+The last two are `upserting.py`'s. Here are the others.
+
+The rule it keeps: what the table gets is what the tasks whose results Spark took have written. A task that is run
+again, or twice at once, writes files under names of its own; those of an attempt that fails are deleted by it, those of
+one that is killed stay as orphans, which no snapshot names. Until the commit nothing is visible, and a job that dies
+makes none.
+
+Rows are brought together as `write.distribution-mode` of the table says (Iceberg's names and defaults): `hash`, by
+partition, which a partitioned table without a sort order has; `range`, by the sort order, which a sorted table has;
+`none`, as they are. Whoever has shuffled already gives `distribution="none"`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, overload
+
+import numpy as np
+import pyarrow as pa
+from msgspec import UNSET, UnsetType
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql import types as spark_types
+
+from connector.arrow.casting import conform
+from connector.client.client import Name, SeamarkClient
+from connector.client.commits import Producer, producer_named
+from connector.plans.quotes import backquoted
+from connector.spark.frames.results import RESULT, result_of, told_by
+from connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change
+from connector.spark.types import check_fits
+from connector.write.appends import (
+    APPEND,
+    OVERWRITE,
+    OVERWRITE_PARTITIONS,
+    WrittenFiles,
+    destination,
+    write_batches,
+)
+from connector.write.row_changes import ATTEMPTS, Report
+from connector.write.target import WriteTarget
+from connector.write.upserts import check_names
+from metaserver.iceberg.metadata.snapshot import MAIN
+from metaserver.iceberg.types.schema import Column as TableColumn
+from metaserver.iceberg.types.transforms import IDENTITY
+from metaserver.wire import INDEX_FILES_MAX
+
+DISTRIBUTION = "write.distribution-mode"
+NONE, HASH, RANGE = "none", "hash", "range"
+_PLACE = "_seamark_partition"
+UPSERT, DELETE = "upsert", "delete"
+_KEYED = ("keys", "row_mode", "way", "read_snapshot_id", "attempts", "driver_rows")
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    APPEND: ("distribution",),
+    OVERWRITE: ("distribution", "where"),
+    OVERWRITE_PARTITIONS: ("distribution",),
+    UPSERT: (*_KEYED, "precombine", "columns"),
+    DELETE: _KEYED,
+}
+"""Modes, and what each takes beside what all take."""
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """`commit` is the server's answer, None where there was nothing to commit. `skipped` as in `WrittenFiles`."""
+
+    files: int
+    rows: int
+    size_bytes: int
+    index_files: int
+    skipped: tuple[tuple[str, str], ...]
+    commit: Mapping[str, Any] | None
+
+    @property
+    def snapshot_id(self) -> int | None:
+        return None if self.commit is None else self.commit["snapshot-id"]
+
+
+@overload
+def write(
+    df: DataFrame,
+    table: Name,
+    *,
+    uri: str = "",
+    client: SeamarkClient | None = None,
+    mode: Literal["append", "overwrite", "overwrite_partitions"] = "append",
+    where: str | Mapping[str, Any] | bool = True,
+    distribution: str | None = None,
+    branch: str = MAIN,
+    producer: Producer | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> WriteReport: ...
+
+
+@overload
+def write(
+    df: DataFrame,
+    table: Name,
+    *,
+    uri: str = "",
+    client: SeamarkClient | None = None,
+    mode: Literal["upsert", "delete"],
+    keys: Sequence[str] | None = None,
+    precombine: str | None = None,
+    columns: Sequence[str] | None = None,
+    row_mode: str | None = None,
+    way: str | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
+    attempts: int = ATTEMPTS,
+    driver_rows: int = DRIVER_ROWS,
+    branch: str = MAIN,
+    producer: Producer | None = None,
+    summary: Mapping[str, str] | None = None,
+) -> Report: ...
+
+
+def write(
+    df: DataFrame,
+    table: Name,
+    *,
+    uri: str = "",
+    client: SeamarkClient | None = None,
+    mode: str = APPEND,
+    branch: str = MAIN,
+    producer: Producer | None = None,
+    summary: Mapping[str, str] | None = None,
+    **how: Any,
+) -> WriteReport | Report:
+    """One commit of a DataFrame's rows, columns found by name. `uri` or a `client` says where the server is.
+
+    An upsert needs `keys`; a delete goes by the table's identifier fields by default, else by the frame's only column.
+    `row_mode` is the mode of `connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`,
+    `way`, `read_snapshot_id` and `attempts` are as there, but of rows that are equally late any may count. Up to
+    `driver_rows` rows are changed by the driver, unless copy-on-write has many bytes to copy.
+
+    ValueError for a mode or distribution that there is not, and for what another mode takes. Unwritable, before any
+    task starts, for columns that the table does not have or that are of another type. Where values do not fit the
+    table, Spark's error says why (`Unwritable`). The server's refusals are of `connector.client.errors`; after a
+    conflict nothing is visible, and the write may be tried again. `producer` as in `connector.write.appends.append`.
+    """
+    if client is None:
+        if not uri:
+            raise ValueError("Give uri, the server's address, or a client")
+        client = SeamarkClient(uri)
+    if mode not in _TAKES:
+        raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_TAKES)}")
+    if unknown := [name for name in how if name not in _TAKES[mode]]:
+        raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_TAKES[mode])}")
+    producer_named(producer)
+    named = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
+    if mode in (UPSERT, DELETE):
+        return _changed(client, df, table, mode, {"branch": branch, "producer": producer, "summary": named}, **how)
+    into = destination(client, table, mode, where=how.get("where", True), branch=branch)
+    check_fits(df.schema, into.target)
+    written = written_by(df, into.target, how.get("distribution"))
+    answer = into.commit(client, written, producer=producer, summary=named)
+    index_files = min(len(written.index_files), INDEX_FILES_MAX)
+    return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
+
+
+def _changed(
+    client: SeamarkClient,
+    df: DataFrame,
+    table: Name,
+    mode: str,
+    commit: Mapping[str, Any],
+    *,
+    keys: Sequence[str] | None = None,
+    precombine: str | None = None,
+    columns: Sequence[str] | None = None,
+    row_mode: str | None = None,
+    way: str | None = None,
+    read_snapshot_id: int | UnsetType | None = UNSET,
+    attempts: int = ATTEMPTS,
+    driver_rows: int = DRIVER_ROWS,
+) -> Report:
+    if keys is None and mode == UPSERT:
+        raise ValueError("say by which columns rows take the place of others: keys=[…]")
+    check_names(keys, columns)
+    asked = UpsertRequest(
+        None if keys is None else tuple(keys),
+        precombine,
+        None if columns is None else tuple(columns),
+        mode == DELETE,
+        row_mode,
+        way,
+        read_snapshot_id,
+    )
+    return change(client, df, table, asked, attempts=attempts, driver_rows=driver_rows, **commit)
+
+
+def written_by(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
+    """Files of a DataFrame's rows, written by tasks and in no commit yet."""
+    spread = distributed(df, target, distribution)
+    found = told_by(spread.mapInArrow(partial(write_task, target), RESULT))
+    return WrittenFiles.joined(decoded(one) for one in found)
+
+
+def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What one task does: its rows into files, which its one result names."""
+    rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
+    written = write_batches(target, rows)
+    if written.files:
+        yield result_of(encoded(written))
+
+
+def encoded(written: WrittenFiles) -> bytes:
+    """As tasks tell the driver; JSON, as the commit will be."""
+    return json.dumps([written.files, written.index_files, written.skipped]).encode()
+
+
+def decoded(data: bytes) -> WrittenFiles:
+    files, index_files, skipped = json.loads(data)
+    return WrittenFiles(tuple(files), tuple(index_files), tuple((path, why) for path, why in skipped))
+
+
+# Which task gets which rows
+
+
+def distributed(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
+    """The rows, brought together as the table asks. ValueError for a mode that there is not."""
+    default = RANGE if target.sort_order.fields else HASH if target.spec.fields else NONE
+    mode = distribution or target.properties.get(DISTRIBUTION, default)
+    if mode not in (NONE, HASH, RANGE):
+        raise ValueError(f"{DISTRIBUTION} is {mode!r}: there are {NONE}, {HASH} and {RANGE}")
+    if mode == NONE:
+        return df
+    sorted_by = _sort_columns(target) if mode == RANGE else []
+    if not target.spec.fields:
+        return df.repartitionByRange(*sorted_by) if sorted_by else df
+    placed = df.mapInArrow(partial(with_place, target), spark_types.StructType([*df.schema.fields, _place_field()]))
+    # By the partition's hash and, where there is one, the order within: a partition may then be several tasks' work.
+    return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
+
+
+def _place_field() -> spark_types.StructField:
+    return spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
+
+
+def with_place(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch with a number for each row that is the same for all rows of a partition."""
+    for batch in batches:
+        places = np.zeros(batch.num_rows, dtype=np.int32)
+        if batch.num_rows:
+            for partition, chosen in target.partitioner.split(conform(batch, target.schema, target.arrow)):
+                # The same in every process, unlike `hash` of text.
+                number = zlib.crc32(repr(partition).encode()) & 0x7FFFFFFF
+                places[slice(None) if chosen is None else chosen] = number
+        yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
+
+
+def _sort_columns(target: WriteTarget) -> list[Column]:
+    """The table's order as Spark's, up to the first transform; each file is sorted by the whole of it in any case."""
+    columns: list[Column] = []
+    for field in target.sort_order.fields:
+        column = target.schema.column(field.sources[0])
+        if field.transform != IDENTITY or column is None:
+            break
+        columns.append(_ordered(field.direction, field.null_order)(sf.col(_quoted(column, target))))
+    return columns
+
+
+def _quoted(column: TableColumn, target: WriteTarget) -> str:
+    """Its path, as Spark reads names: each of them quoted, as it may hold a dot."""
+    names, at = [], column
+    while True:
+        parent = None if at.parent is None else target.schema.column(at.parent)
+        names.append(at.name if parent is None else at.name.removeprefix(f"{parent.name}."))
+        if parent is None:
+            return ".".join(map(backquoted, reversed(names)))
+        at = parent
+
+
+def _ordered(direction: str, null_order: str) -> Callable[[Column], Column]:
+    if direction == "asc":
+        return sf.asc_nulls_first if null_order == "nulls-first" else sf.asc_nulls_last
+    return sf.desc_nulls_first if null_order == "nulls-first" else sf.desc_nulls_last

@@ -1,0 +1,1 @@
+"""Spark SQL over the files that a query's conditions and joins leave."""

@@ -1,0 +1,134 @@
+"""Where a query names its tables, by Spark's own parser, and the query's text with something else in these places.
+
+Each place gets a mark, an alias of its own below the one that the query knows (`(t AS mark) AS t`), which Spark's
+analyser carries on to the relation that the name turns out to mean: through WITH, subqueries and copies of all kinds.
+So which relation of the plan stands where in the text is known, not guessed; a relation without a mark is of a view.
+(An option of the reference would not do: of a table that is named twice, Spark takes the first one's for both.)
+
+Only queries have places, and only those made of what is known here: a text is run once more with other names, which is
+no harm for a query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from connector.plans.quotes import backquoted
+from connector.plans.splices import Replacement, splice
+from connector.spark.query.catalyst import Catalyst, Node, items
+
+_MARK = "seamark~place~"
+PLACES_MAX = 64
+_QUERY = frozenset(
+    {"Aggregate", "Distinct", "Except", "Filter", "Generate", "GlobalLimit", "Intersect", "Join", "LateralJoin"}
+    | {"LocalLimit", "LocalRelation", "Offset", "OneRowRelation", "PipeOperator", "Pivot", "Project"}
+    | {"RelationTimeTravel", "Repartition", "RepartitionByExpression", "Sample", "Sort", "SubqueryAlias", "Tail"}
+    | {"Union", "UnresolvedHaving", "UnresolvedHint", "UnresolvedInlineTable", "UnresolvedRelation", "Unpivot"}
+    | {"UnresolvedSubqueryColumnAliases", "UnresolvedTableValuedFunction", "UnresolvedWith", "Window"}
+    | {"WithWindowDefinition"}
+)
+_ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
+_VERSION = re.compile(r"\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+(['\"]?)([0-9]{1,19})\1(?![\w.])", re.IGNORECASE)
+_STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
+"""`TABLE t`, which takes no alias."""
+
+
+class Unread(Exception):
+    """Why a text is left alone."""
+
+
+class TableReference(NamedTuple):
+    """Characters [start, end) of the text are the table's name; at `after`, options or an alias may stand."""
+
+    start: int
+    end: int
+    after: int
+    alias: str | None
+    """To be added to another name, where there is none."""
+    snapshot_id: int | None
+    """VERSION AS OF."""
+
+
+def places(catalyst: Catalyst, text: str) -> list[TableReference]:
+    """Raises Unread."""
+    if _MARK in text:
+        raise Unread(f"{_MARK} is a name of ours")
+    found: list[TableReference] = []
+    left: list[tuple[Node, tuple[str, str], Node]] = [(catalyst.parsed(text), ("", ""), None)]
+    while left:
+        node, above, parent = left.pop()
+        kind = catalyst.kind(node)
+        if kind not in _QUERY:
+            raise Unread(f"no query that is understood: {kind or 'unknown'}")
+        if kind == "UnresolvedRelation":
+            place = _place(catalyst, text, node, above, parent)
+            found += [] if place is None else [place]
+        below = [*items(node.children()), *items(node.subqueries())]
+        if kind == "UnresolvedWith":
+            below += [one._2() for one in items(node.cteRelations())]
+        if kind == "RelationTimeTravel":
+            below.append(node.relation())
+        left += [(one, (kind, above[0]), node) for one in below]
+    found = sorted(set(found))
+    if len(found) > PLACES_MAX:
+        raise Unread(f"more than {PLACES_MAX} tables")
+    return found
+
+
+def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> TableReference | None:
+    """`above`: the kinds of the nodes there. None where another name could not stand, or it is not sure where this one
+    does."""
+    origin, names = node.origin(), tuple(items(node.multipartIdentifier()))
+    start, stop = origin.startIndex(), origin.stopIndex()
+    if start.isEmpty() or stop.isEmpty() or node.isStreaming() or not node.options().isEmpty():
+        return None
+    start, end = int(start.get()), int(stop.get()) + 1
+    if _names(catalyst, text[start:end]) != names or _STATEMENT.search(text, 0, start):
+        return None
+    after, snapshot_id, around = end, None, above[0]
+    if around == "RelationTimeTravel":
+        clause, version, around = _VERSION.match(text, end), parent.version(), above[1]
+        if clause is None or version.isEmpty() or version.get() != clause[2]:
+            return None
+        after, snapshot_id = clause.end(), int(clause[2])
+    if around == "Sample":
+        return None
+    return TableReference(start, end, after, None if around in _ALIASES else names[-1], snapshot_id)
+
+
+def _names(catalyst: Catalyst, text: str) -> tuple[str, ...] | None:
+    try:
+        return catalyst.names(text)
+    except (Py4JError, PySparkException):  # IDENTIFIER(…), among others
+        return None
+
+
+def marked(text: str, found: Sequence[TableReference]) -> str:
+    new = []
+    for number, place in enumerate(found):
+        new.append(Replacement(place.start, place.start, "("))
+        new.append(Replacement(place.after, place.after, f" AS {backquoted(f'{_MARK}{number}')}){_alias(place)}"))
+    return splice(text, new)
+
+
+def mark_of(alias: str) -> int | None:
+    """The number of the place that an alias is the mark of."""
+    return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
+
+
+def renamed(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
+    """Each place with the name of another table, catalog first."""
+    new = []
+    for place, name in names.items():
+        new.append(Replacement(place.start, place.end, ".".join(map(backquoted, name))))
+        new.append(Replacement(place.after, place.after, _alias(place)))
+    return splice(text, new)
+
+
+def _alias(place: TableReference) -> str:
+    return "" if place.alias is None else f" AS {backquoted(place.alias)}"

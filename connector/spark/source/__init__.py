@@ -1,0 +1,1 @@
+"""`format("seamark")`: the data source of PySpark."""

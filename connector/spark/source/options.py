@@ -1,0 +1,26 @@
+"""What the options of `format("seamark")` say that readers and writers share: where the server is, and which table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from connector.client.client import SeamarkClient
+from connector.client.errors import BadRequest
+
+
+def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
+    """By `uri`, SEAMARK_URL by default, `token` and `table`; names in lower case. BadRequest where one is missing."""
+    uri = options.get("uri") or os.environ.get("SEAMARK_URL")
+    table = options.get("table") or options.get("path")
+    if not uri or not table:
+        raise BadRequest("Give option('uri', …), the server's address, and option('table', …), as in db.events")
+    return SeamarkClient(uri, token=options.get("token")), table
+
+
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    """BadRequest for what is neither true nor false."""
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
+    return text == "true"

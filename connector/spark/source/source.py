@@ -1,0 +1,63 @@
+"""`format("seamark")`: tables that Spark reads and writes by way of the server, without Iceberg's jars.
+
+    register(spark)
+
+What it reads is `reader.py`'s, what it writes `sink.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql import types as spark_types
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+
+from connector.spark.source.reader import BatchReader, FilteringReader, Options, StreamReader, checked, schema_of
+from metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from connector.spark.source import sink
+else:
+    sink = Deferred("connector.spark.source.sink")  # most queries only read
+
+
+class SeamarkSource(DataSource):
+    """What a query names `seamark`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "seamark"
+
+    def schema(self) -> spark_types.StructType:
+        """Of the columns named, or of all of the snapshot's schema."""
+        options = Options.of(self.options)
+        return schema_of(options.open(), options)
+
+    def reader(self, schema: spark_types.StructType) -> DataSourceReader:
+        options = Options.of(self.options)
+        opened = options.open()
+        made = FilteringReader if options.push_filters else BatchReader
+        return made(options, opened, checked(schema, opened))
+
+    def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
+        options = Options.of(self.options)
+        opened = options.open()
+        return StreamReader(options, opened, checked(schema, opened))
+
+    def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
+        return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))
+
+    def streamWriter(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        return sink.StreamWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=True))
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("seamark")` known to a session."""
+    spark.dataSource.register(SeamarkSource)

@@ -1,0 +1,1 @@
+"""Trino's client protocol: requests forwarded, rewritten statements watched, plans withdrawn."""

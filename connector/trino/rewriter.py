@@ -1,0 +1,402 @@
+"""A statement → the same statement over plan snapshots, or the reason why it goes on as it came.
+
+The rule kept: doubt and failure leave the statement alone. All of it has a budget of milliseconds; what has not come by
+then is not waited for. Only scans that are fully understood (`scans.py`), of tables of the catalogs that are named, are
+asked about, each time anew: a client that has committed must see it, so no plan is remembered. That there was none
+worth using is remembered for seconds.
+
+A plan is a version of its table: `FOR VERSION AS OF` stands behind the table's own name, so that Trino's access control
+sees the table that the client has named. Views have no versions. A plan view stands in a view's place, and a named
+subquery that is never run reads the view itself, so that Trino applies what it would have applied (`viewing.py`).
+
+A table that stands in a statement more than once is read there at one snapshot, as Trino would, and so is one by whose
+rows another's files were left out (`joining.py`, `asking.py`). Inside an explicit transaction Trino keeps to the
+snapshots that it has seen, so statements of one are left alone.
+
+Literals without a time zone mean the session's. That it is the one that the client says holds only where Trino's
+`sql.forced-session-time-zone` is not set, which is the operator's to say (`Limits.trust_time_zone`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from urllib.parse import quote
+
+import structlog
+
+from cache.memory import MemoryCache
+from connector.client.errors import ClientError
+from connector.plans import joins as joining
+from connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanView, Seamark, View
+from connector.plans.joins import Partner, PlannedScan
+from connector.plans.plan_requests import Asking, used_joins
+from connector.plans.quotes import quoted_name
+from connector.plans.scan import Scan
+from connector.plans.splices import Replacement, splice
+from connector.trino.protocol.access_rules import TableName, Used
+from connector.trino.protocol.circuit_breaker import Breaker
+from connector.trino.protocol.held_statements import FORBIDDEN
+from connector.trino.protocol.plan_withdrawal import Plan, Withdrawing
+from connector.trino.protocol.sessions import PARTITION_FILTER, Session, is_hinted_off
+from connector.trino.statements.lexer import beginning, executed
+from connector.trino.statements.queries import Names
+from connector.trino.statements.scans import replacement, version
+from connector.trino.statements.statement_cache import ReadStatement, StatementReader, StatementText
+from connector.trino.statements.views import Seen, Views
+from metaserver.wire import PLAN_MARK, PLANS_FOLDER
+
+TEXT_CHARACTERS_MAX = 1_000_000
+"""Trino's `query.max-length`, as it is by default: a longer text it refuses."""
+SCANS_MAX = 64
+_TOLD_CHARACTERS_MAX = 2000
+_TOO_MANY = "plans keep too many of the files"
+_VAIN_S = 5.0
+"""For so long a statement that asked in vain goes on as it came: dashboards send theirs again and again."""
+_VAIN_BYTES = 4 << 20
+_DENIED_BYTES = 1 << 20
+DENIED = "PERMISSION_DENIED"
+"""How Trino names that its access control refuses."""
+_PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
+"""A statement with none of them leaves no files out, and is not worth reading."""
+_TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
+_LISTS = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
+"""Trino's own tables of a table, its snapshots among them."""
+_EXPLAINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
+"""Possessive: with a way back, a line of 40 dashes would take seconds."""
+_EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
+_NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
+"""In names of Trino's own: of system tables, and of what is a plan already."""
+_log = structlog.get_logger("seamark.trino-proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`budget_s`: what a statement may wait for its plans. `kept_max`: the share of its files beyond which a scan is
+    left as it is. `trust_time_zone`: a session's zone is the one that its client says."""
+
+    budget_s: float = 0.25
+    kept_max: float = 0.95
+    trust_time_zone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """`statement` is None where the one that came is to go on. `told`: what was done, in one line for a header."""
+
+    statement: str | None
+    told: str
+    prepared: str | None = None
+    """The prepared statement whose text `statement` is; without it, `statement` is what is sent."""
+    files: int = 0
+    considered_files: int = 0
+    plans: Sequence[Plan] = ()
+    """The plans of tables and of views that `statement` reads. They are to be released (`Rewriter.release`)."""
+    used: Used = field(default_factory=Used)
+    """What files were left out by."""
+    depends_on_data: bool = False
+    """`told` does: it is for those alone who may read the tables."""
+    who: int = 0
+    """Its sender, and what it reads by which columns."""
+    in_vain: bool = False
+    """Every plan kept too much of its table, and so will those of the same statement soon after."""
+
+
+class Rewriter:
+    """Belongs to one event loop. `catalogs` are Trino's names for `seamark`.
+
+    Whoever runs a rewritten statement says what came of it: `worked`, or `failed`.
+    """
+
+    def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
+        self._server = seamark
+        self._catalogs = frozenset(name.lower() for name in catalogs)
+        self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
+        self._limits = limits
+        self._seamark = Breaker()
+        self._trino = Breaker()
+        """Of reading plan snapshots, which Trino may not be able to."""
+        self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
+        """Of who may not read them, by `Rewriting.who`: what one may not, others may, and so it is with columns."""
+        self._withdrawing = Withdrawing(seamark.lease)
+        self._reader = StatementReader()
+        self._views = Views(seamark, self._reader, self._named)
+        self._vain: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
+        """Until when not to ask about a statement, on the loop's clock, by its text, catalog and schema."""
+
+    async def close(self) -> None:
+        self._reader.close()
+        await self._withdrawing.close()
+
+    async def rewrite(self, statement: str, session: Session) -> Rewriting:
+        """Never fails, and ends within the budget."""
+        if session.off or is_hinted_off(statement):
+            return Rewriting(None, "unchanged; switched off")
+        if session.in_transaction:
+            return Rewriting(None, "unchanged; in a transaction")
+        if session.needs_partition_filter:
+            return Rewriting(None, f"unchanged; {PARTITION_FILTER}")
+        text = self._text(statement, session)
+        if _LISTS.search(text.text):
+            await self._withdraw_idle()
+        if not _PRUNES.search(text.text):
+            return Rewriting(None, "unchanged; nothing to prune by")
+        if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
+            return Rewriting(None, "unchanged; of other catalogs")  # not worth reading either
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        key = (text, session.catalog, session.schema)
+        if (until_s := self._vain.get(key)) is not None and begun_s < until_s:
+            return Rewriting(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
+        done = await self._within(text, session, begun_s + self._limits.budget_s)
+        if _EXPLAINS.match(text.text):  # a prepared statement may explain, too
+            done = replace(done, used=replace(done.used, explains=True))
+        if done.in_vain:
+            self._vain.put(key, loop.time() + _VAIN_S, 2 * len(text.text))
+        return replace(done, told=f"{done.told}; ms={1000 * (loop.time() - begun_s):.1f}")
+
+    async def _withdraw_idle(self) -> None:
+        """So that a list of a table's snapshots has none of plans that are done with."""
+        try:
+            async with asyncio.timeout(self._limits.budget_s):
+                await self._withdrawing.flush()
+        except TimeoutError:
+            _log.warning("not withdrawn", error="Seamark was too slow")
+
+    async def renew(self, plans: Sequence[Plan]) -> None:
+        """Of a statement that has not been read yet. What is not renewed within the budget is good for as long as it
+        is."""
+        by_name: defaultdict[Name, list[int]] = defaultdict(list)
+        for of, plan_id in plans:
+            by_name[of].append(plan_id)
+        try:
+            async with asyncio.timeout(self._limits.budget_s), asyncio.TaskGroup() as group:
+                for of, ids in by_name.items():
+                    group.create_task(self._renew(of, ids))
+        except TimeoutError:
+            _log.warning("not renewed", error="Seamark was too slow")
+
+    async def _renew(self, of: Name, ids: list[int]) -> None:
+        try:
+            await self._server.lease(of, ids)
+        except ClientError as error:
+            _log.warning("not renewed", error=error.message)
+
+    def release(self, rewriting: Rewriting, *, is_analysed: bool = True) -> None:
+        """The rewritten statement needs its plans no longer; where Trino may not have analysed it yet, nobody knows."""
+        (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
+
+    def worked(self, rewriting: Rewriting) -> None:
+        self._trino.succeeded()
+        if (breaker := self._denied.get(rewriting.who)) is not None:
+            breaker.succeeded()
+
+    def failed(self, rewriting: Rewriting, name: str, message: str) -> None:
+        """In Trino, or by its rules. Whether a plan was the reason its message tells: it names one, or one of its
+        files."""
+        if name == FORBIDDEN or (name == DENIED and rewriting.used.views):
+            breaker = self._denied.get(rewriting.who) or Breaker()
+            self._denied.put(rewriting.who, breaker, 0)
+            breaker.failed()
+            return
+        named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
+        if named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
+            self._trino.failed()
+
+    @property
+    def open_breakers(self) -> list[str]:
+        """Who failed too often to be asked now: seamark to make plan tables, trino to read them."""
+        return [name for name, one in (("seamark", self._seamark), ("trino", self._trino)) if one.is_open]
+
+    async def _within(self, text: StatementText, session: Session, until_s: float) -> Rewriting:
+        if not self._seamark.may_ask():
+            return Rewriting(None, "unchanged; Seamark failed lately")
+        asking = Asking(self._server, self._limits.kept_max, until_s)
+        done = await self._asked(text, session, asking, until_s)
+        if asking.missing and not asking.has_failed():
+            try:
+                learned = await self._views.learn(asking.missing, asking, until_s)
+            except TimeoutError:
+                return done  # what has been learned serves the next one
+            if learned:
+                return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
+        return done
+
+    async def _asked(self, text: StatementText, session: Session, asking: Asking, until_s: float) -> Rewriting:
+        try:
+            reading, known, seen = await self._reading(text, session, asking, until_s)
+            found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
+            numbered = {number: place for number, place in found.items() if place is not None}
+            tables = {number: place for number, place in numbered.items() if place.table not in seen.views}
+            # A view's past is nothing that Trino would read.
+            views = {
+                number: place
+                for number, place in numbered.items()
+                if place.table in seen.views and place.scan.version_span is None and session.user
+            }
+            looked = await self._views.look(views, seen, until_s, utc=text.utc)
+        except TimeoutError:
+            return Rewriting(None, "unchanged; not read in time")
+        if asking.has_failed():
+            self._seamark.failed()
+            return Rewriting(None, f"unchanged; {asking.why}")
+        places = [*tables.values(), *(place for one in looked for place in one.tables)]
+        if not any(place.scan.predicate is not None for place in places):
+            return Rewriting(None, "unchanged; no scan that could leave files out")
+        if len(places) + len(looked) > SCANS_MAX:
+            return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
+        who = hash((session.who, frozenset((place.table, place.scan.named) for place in numbered.values())))
+        denied = self._denied.get(who)
+        if denied is not None and not denied.may_ask():
+            return Rewriting(None, "unchanged; Trino's rules forbade its plans, as of lately")
+        if not self._trino.may_ask():
+            return Rewriting(None, "unchanged; Trino failed lately to read plans")
+        partners = joining.partners(tables, known)
+        for one in looked:
+            partners |= one.partners
+        asked_s = time.monotonic()
+        plans = await asking.plans(places, partners)
+        over, plans = await self._views.plan_views(looked, plans, places, partners, asking, session.user)
+        for plan in asking.made:
+            self._withdrawing.note(plan, asked_s)
+        if asking.has_failed():
+            self._seamark.failed()
+        else:
+            self._seamark.succeeded()
+        if not plans:
+            why = asking.why or _TOO_MANY
+            return Rewriting(None, f"unchanged; {why}", depends_on_data=True, in_vain=not asking.why)
+        done = replace(_rewritten(text, places, plans, partners, over), who=who)
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._withdrawing.take(done.plans)
+        except (ClientError, TimeoutError):
+            return Rewriting(None, "unchanged; its plans were withdrawn meanwhile")
+        return done
+
+    # How a text reads
+
+    def _text(self, statement: str, session: Session) -> StatementText:
+        utc = session.utc and self._limits.trust_time_zone
+        found = executed(statement) if session.prepared and _EXECUTES.search(statement) else None
+        text = session.prepared.get(found.name) if found is not None else None
+        if found is None or text is None:
+            return StatementText(statement, utc=utc)
+        return StatementText(text, found.parameters, found.name, utc)
+
+    async def _reading(
+        self, text: StatementText, session: Session, asking: Asking, until_s: float
+    ) -> tuple[ReadStatement, dict[Names, KnownTable], Seen]:
+        """With the columns of the tables, where they could tell more than the text alone; and the views that it names,
+        with what is behind them."""
+        plain = await self._reader.read(text, {}, until_s)
+        named = {names: one[1] for names in plain.asked if (one := self._named(names, session)) is not None}
+        views = await self._views.behind(named.values(), until_s)
+        if len(set(plain.asked)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
+            return plain, {}, Seen({}, {})
+        seen = await self._views.see(named.values(), views, asking, until_s)
+        known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
+        return (await self._reader.read(text, known, until_s) if known else plain), known, seen
+
+    def _named(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
+        """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
+        catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
+        if catalog not in self._catalogs or not schema or _NO_TABLE.search(table):
+            return None
+        return catalog, (*schema.split("."), table)
+
+    def _place(self, scan: Scan, session: Session) -> PlannedScan | None:
+        named = self._named((scan.catalog, scan.schema, scan.table), session)
+        return None if named is None else PlannedScan(scan, *named)
+
+
+def _rewritten(
+    text: StatementText,
+    places: Sequence[PlannedScan],
+    plans: Mapping[PlannedScan, PlanTableAnswer],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    views: Mapping[PlannedScan, PlanView],
+) -> Rewriting:
+    """`views` have the plans of tables behind them in their texts."""
+    own = {place: view for place, view in views.items() if not place.within}
+    shown = {place: plan for place, plan in plans.items() if not place.within}
+    new = [version(place.scan, int(plan.plan_snapshot_id or 0)) for place, plan in shown.items()]
+    new += [replacement(place.scan, view.name) for place, view in own.items()]
+    if own:
+        new.append(_tried(text, own))
+    statement = splice(text.text, new)
+    if len(statement) > TEXT_CHARACTERS_MAX:
+        return Rewriting(None, "unchanged; too long with plans")
+    each, joins = [], []
+    for place in places:
+        if place in shown:  # of what is behind a view its readers are to learn nothing else
+            plan, name = plans[place], quote(".".join(place.table), safe=".")
+            each.append(f"{name}={plan.files}/{plan.considered_files}")
+            used = used_joins(partners.get(place, ()), plan)
+            joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
+    each += [f"joins={','.join(joins)}"] if joins else []
+    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda one: one.scan.start))
+    each += [f"views={seen}"] if seen else []
+    told = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
+    taken = {(place.table, int(plan.plan_snapshot_id or 0)) for place, plan in plans.items()}
+    taken |= {(place.table, view.plan_id) for place, view in views.items()}
+    files, considered = sum(plan.files for plan in plans.values()), sum(one.considered_files for one in plans.values())
+    return Rewriting(
+        statement,
+        told[:_TOLD_CHARACTERS_MAX],
+        text.prepared,
+        files,
+        considered,
+        sorted(taken),
+        _used(plans, partners, views),
+        depends_on_data=True,
+    )
+
+
+def _tried(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replacement:
+    """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
+    at, has_with = beginning(text.text, text.parameters)
+    tried = {}
+    for place, view in views.items():
+        columns = ", ".join(map(quoted_name, view.columns))
+        columns = columns.replace("'", "''") if place.scan.quoted else columns
+        tried[text.text[place.scan.start : place.scan.end]] = columns
+    parts = [f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)' for n, (name, columns) in enumerate(tried.items())]  # noqa: S608
+    listed = ", ".join(parts)
+    return Replacement(at, at, f"{listed}, " if has_with else f"WITH {listed} ")
+
+
+def _used(
+    plans: Mapping[PlannedScan, PlanTableAnswer],
+    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    views: Mapping[PlannedScan, PlanView],
+) -> Used:
+    """By which columns files were left out, in the words that Trino has for tables."""
+    columns: defaultdict[TableName, set[str]] = defaultdict(set)
+    limiting: set[TableName] = set()
+
+    def join(place: PlannedScan, each: Sequence[Partner]) -> None:
+        for one in each:
+            columns[_table_name(place)] |= {mine for mine, _ in one.on}
+            columns[_table_name(one.place)] |= {other for _, other in one.on} | one.place.scan.named
+            limiting.add(_table_name(one.place))
+            join(one.place, one.partners)
+
+    for place, plan in plans.items():
+        columns[_table_name(place)] |= place.scan.named
+        if used_joins(partners.get(place, ()), plan):
+            join(place, partners.get(place, ()))
+    read = {name: frozenset(found) for name, found in columns.items()}
+    return Used(read, frozenset(limiting), frozenset(map(_table_name, views)))
+
+
+def _table_name(place: PlannedScan) -> TableName:
+    return place.catalog, ".".join(place.table[:-1]).lower(), place.table[-1].lower()
+
+
+def _files(plans: Collection[PlanTableAnswer]) -> str:
+    return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

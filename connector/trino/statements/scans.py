@@ -1,0 +1,218 @@
+"""The tables that a statement of Trino's reads, where their names stand in it, and which of their rows can matter.
+
+    for scan in scans(statement, columns_of=…):
+        scan.predicate                       SQL over the table's own columns, or None
+        version(scan, 4711)                  for splicing.splice
+
+Nothing is said of a statement that is not fully understood: then there are no scans, and it goes on as it came.
+Understood are queries, EXPLAIN [ANALYZE] of one, EXECUTE IMMEDIATE of one, and the text of a prepared one together
+with the parameters that it is executed with (`lexing.executed`). INSERT, CREATE TABLE AS and every other statement that
+writes have no scans, not even in their queries: no plan table may ever be near a name that is written to.
+
+The rule kept (`scopes.py`, `blocks.py`, `conditions.py`): for each scan, rows for which its predicate is not true can
+be left out and the statement's answer stays the same, whatever the data. So can rows that have no partner in one of its
+`joins`: no row of the other scan's table for which that scan's predicate is true (and its joins hold) that is equal and
+not null in all the columns, as long as the other scan reads that very table, at that very snapshot. Where that is in
+doubt predicates say less, and there are fewer joins.
+
+Times: a literal without a zone beside a column with one means a time in the session's zone, and the catalog takes it
+for UTC. So such comparisons are used only where the session's zone is UTC (`utc`), or the column is known to have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from sqlglot import Dialect, exp
+from sqlglot.errors import SqlglotError
+
+from connector.plans.quotes import quoted_name
+from connector.plans.scan import Join, Scan
+from connector.plans.splices import Replacement
+from connector.trino.statements.conditions import (
+    All,
+    Atom,
+    ColumnComparison,
+    ConditionReader,
+    Match,
+    places_of,
+    sql_of,
+    weakened,
+)
+from connector.trino.statements.lexer import Inner, Unclear, inner_query
+from connector.trino.statements.literals import LOCAL, ZONED
+from connector.trino.statements.queries import ColumnsOf, Queries
+from connector.trino.statements.scopes import COMPUTED, Columns, Result, Table, folded
+
+STATEMENT_MAX = 200_000
+PREDICATE_MAX = 100_000
+"""Characters, as many as the catalog takes."""
+_TRINO = Dialect.get_or_raise("trino")
+_BEFORE = frozenset({"FROM", "JOIN", ",", "("})
+
+
+def scans(
+    statement: str,
+    *,
+    columns_of: ColumnsOf = lambda _: None,
+    parameters: Sequence[str] = (),
+    utc: bool = False,
+) -> tuple[Scan, ...]:
+    """In the order of the text. Empty where the statement is not fully understood.
+
+    `columns_of` is asked for the columns of (catalog, schema, table): without it, names without a qualifier say nothing
+    where there are several tables. `parameters`: of a prepared statement, as they stand behind USING. `utc`: the
+    session's time zone is known to be UTC.
+    """
+    try:
+        inner, queries, result = _read(statement, columns_of, parameters)
+        result.ask(None)
+        places = _Places(inner)
+        found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
+    except (Unclear, RecursionError):
+        return ()
+    found.sort(key=lambda one: one[1].start)
+    numbers = {table: number for number, (table, _) in enumerate(found)}
+    return tuple(replace(scan, joins=_joins(table, numbers)) for table, scan in found)
+
+
+def kinds(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
+    """The Iceberg types of those `columns` of a query's rows that are stored ones as they are."""
+    try:
+        _, _, result = _read(statement, columns_of, ())
+        found = {column: result.kind(column) for column in columns}
+    except (Unclear, RecursionError):
+        return {}
+    return {column: kind for column, kind in found.items() if kind is not None}
+
+
+def version(scan: Scan, snapshot_id: int) -> Replacement:
+    """The scan reads this snapshot of its table. Its name stays, and so does its alias."""
+    start, end = scan.version_span or (scan.end, scan.end)
+    clause = f"FOR VERSION AS OF {snapshot_id}"
+    return Replacement(start, end, clause if scan.version_span else f" {clause}")
+
+
+def replacement(scan: Scan, name: str) -> Replacement:
+    """The view `name` of the same schema in the place of a scan without FOR VERSION, which stands before an alias."""
+    text = quoted_name(name) + (scan.alias_needed or "")
+    return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
+
+
+def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[Inner, Queries, Result]:
+    """Raises Unclear."""
+    if len(statement) > STATEMENT_MAX:
+        raise Unclear
+    inner = inner_query(statement, parameters)
+    tree = _parsed(inner)
+    casts_decimal = any(
+        one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
+    )
+    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal))
+    return inner, queries, queries.read(tree, {})
+
+
+def _parsed(inner: Inner) -> exp.Expr:
+    """Raises Unclear; also where sqlglot sees other words in the text than Trino does."""
+    try:
+        words = _TRINO.tokenize(inner.text)
+        trees = _TRINO.parser().parse(words, inner.text)
+    except (SqlglotError, ValueError, TypeError, AttributeError, LookupError):
+        raise Unclear from None  # not of this project's making, and no reason to fail
+    starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
+    if any(word.start not in starts or word.end + 1 not in ends for word in words):
+        raise Unclear
+    if len(trees) != 1 or trees[0] is None:
+        raise Unclear
+    return trees[0]
+
+
+class _Places:
+    """Where references stand in the statement."""
+
+    def __init__(self, inner: Inner) -> None:
+        self._inner = inner
+        self._number = {token.start: number for number, token in enumerate(inner.tokens)}
+        tokens = inner.tokens
+        self._schemas = {
+            token.text.strip('"').replace('""', '"').lower()
+            for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
+            if before.word == "." == after.word
+        }
+        """Names between two dots: tables whose columns may be qualified by their schemas, too."""
+
+    def scan(self, table: Table, utc: bool) -> Scan | None:
+        """None where another name could not stand in the place of this one."""
+        names = [folded(part.name) for part in table.node.parts]
+        numbers = [self._number.get(part.meta.get("start", -1)) for part in table.node.parts]
+        tokens, places = self._inner.tokens, self._inner.places
+        if any(number is None for number in numbers):
+            return None
+        first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
+        if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _BEFORE:
+            return None
+        alias = None
+        if table.node.args.get("alias") is None:
+            if names[-1] in self._schemas:  # a name with its schema is none for an alias
+                return None
+            alias = f" AS {quoted_name(table.node.name)}"
+        version, span, snapshot_id = table.node.args.get("version"), None, None
+        if version is not None:
+            clause = tokens[last + 1 : last + 6]
+            if [one.word for one in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or clause[4].kind != "number":
+                return None
+            span, snapshot_id = (places[clause[0].start], places[clause[4].end]), int(clause[4].text)
+        catalog, schema, name = (None, None, *names)[-3:]
+        predicate, named = _predicate(table, utc)
+        return Scan(
+            catalog,
+            schema,
+            str(name),
+            start=places[tokens[first].start],
+            end=places[tokens[last].end],
+            name_start=places[tokens[last].start],
+            alias_needed=alias,
+            snapshot_id=snapshot_id,
+            version_span=span,
+            predicate=predicate,
+            named=named,
+            quoted=self._inner.quoted,
+        )
+
+
+def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
+    """And the columns that it names."""
+    columns = table.columns or {}
+
+    def kept(atom: Atom) -> Atom | None:
+        if not isinstance(atom, ColumnComparison) or columns.get(atom.place[1]) == COMPUTED:
+            return None
+        return atom if utc or _zoneless(atom, columns) else None
+
+    condition = weakened(table.asked, kept)
+    text = None if condition is None else sql_of(condition, lambda place: place[1])
+    if condition is None or text is None or len(text) > PREDICATE_MAX:
+        return None, frozenset()
+    return text, frozenset(name for _, name in places_of(condition))
+
+
+def _joins(table: Table, numbers: Mapping[Table, int]) -> tuple[Join, ...]:
+    asked = table.asked
+    found = dict.fromkeys(
+        Join(numbers[part.of], tuple((place[1], column) for place, column in part.pairs))
+        for part in (asked.parts if isinstance(asked, All) else (asked,))
+        if isinstance(part, Match) and isinstance(part.of, Table) and part.of is not table and part.of in numbers
+    )
+    return tuple(found)
+
+
+def _zoneless(leaf: ColumnComparison, columns: Columns) -> bool:
+    """Whether the session's zone has no say in it."""
+    if not leaf.zones:
+        return True
+    kind = columns.get(leaf.place[1])
+    if kind is None:
+        return False
+    return leaf.zones == ({ZONED} if kind.startswith("timestamptz") else {LOCAL})

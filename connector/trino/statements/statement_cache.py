@@ -1,0 +1,109 @@
+"""Statements read (`scans.py`) beside the event loop, and remembered: how a text reads never changes, as long as its
+tables have the columns that they have.
+
+Reading takes milliseconds of pure Python, so it is done in one thread, and a text that many ask about is read once. Who
+no longer waits has nothing read; what is being read then is kept for the next who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from cache.memory import MemoryCache
+from cache.single_flight import SingleFlight
+from connector.plans.async_client import KnownTable
+from connector.plans.scan import Scan
+from connector.trino.statements.queries import Names
+from connector.trino.statements.scans import kinds, scans
+from connector.trino.statements.scopes import Columns
+
+_CACHE_BYTES = 8 << 20
+_BYTES_PER_SCAN = 2000
+_log = structlog.get_logger("seamark.trino-proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class StatementText:
+    """What is read: a statement, or a prepared one and the parameters that it is executed with."""
+
+    text: str
+    parameters: tuple[str, ...] = ()
+    prepared: str | None = None
+    """Its name."""
+    utc: bool = False
+    columns: tuple[str, ...] = ()
+    """Of a view's text: those that types are asked of, and not the scans."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatement:
+    scans: tuple[Scan, ...]
+    asked: tuple[Names, ...] = ()
+    """Tables whose columns could tell more."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Of `StatementText.columns`, as `scans.kinds` has them."""
+
+
+_Key = tuple[StatementText, tuple[tuple[str, str], ...]]
+
+
+class StatementReader:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
+        self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
+        # One: sqlglot holds the interpreter, and a second thread would only take more of it from the event loop.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
+        """With the columns of `tables`. TimeoutError where it is not done by then, on the loop's clock."""
+        key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
+        found = self._known.get(key)
+        if found is None:
+            columns = {names: known.columns for names, known in tables.items()}
+            async with asyncio.timeout_at(until_s):
+                found = await self._flights.run(key, lambda: self._in_thread(key, columns))
+        return found
+
+    async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
+        loop = asyncio.get_running_loop()
+        reading = self._thread.submit(_read, key[0], columns)
+
+        def done(future: Future[ReadStatement]) -> None:
+            if not future.cancelled():
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._keep, key, future.result())
+
+        reading.add_done_callback(done)
+        return await asyncio.wrap_future(reading)
+
+    def _keep(self, key: _Key, reading: ReadStatement) -> None:
+        self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
+
+
+def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadStatement:
+    asked: list[Names] = []
+
+    def columns_of(names: Names) -> Columns | None:
+        asked.append(names)
+        return tables.get(names)
+
+    try:
+        if text.columns:
+            told = kinds(text.text, text.columns, columns_of=columns_of)
+            return ReadStatement((), tuple(asked), told)
+        found = scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
+    except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
+        _log.warning("a statement was not read", error=repr(error))
+        return ReadStatement(())
+    return ReadStatement(found, tuple(asked))

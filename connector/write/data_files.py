@@ -1,0 +1,222 @@
+"""Rows → one Parquet file of a table, and the ContentFile that tells of it, as the REST standard spells it.
+
+A file is written row group by row group, under a name that nobody else has, and is durable before it is told of. Until
+a commit names it nobody reads it, so that a writer that dies leaves nothing but a file without a name in any manifest.
+
+Encodings are as the table's properties say (`write.parquet.…`), by Iceberg's defaults otherwise. Columns of which a
+sample repeats next to nothing have no dictionary: it would be as large as they are, take most of the time that writing
+takes, and have to be read for any one of their pages.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from connector.arrow.casting import Unwritable
+from connector.arrow.partitions import Partition
+from connector.client.storage import Storage
+from connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
+from connector.write.target import WriteTarget
+from metaserver.iceberg.metadata.properties import as_bool, as_int
+from metaserver.iceberg.types.schema import Schema
+
+ROW_GROUP_BYTES = "write.parquet.row-group-size-bytes"
+ROW_GROUP_BYTES_DEFAULT = 128 << 20
+_CODEC, _LEVEL = "write.parquet.compression-codec", "write.parquet.compression-level"
+_CODECS = {"zstd": "ZSTD", "gzip": "GZIP", "snappy": "SNAPPY", "lz4": "LZ4", "brotli": "BROTLI", "uncompressed": "NONE"}
+_PAGE_BYTES, _PAGE_ROWS = "write.parquet.page-size-bytes", "write.parquet.page-row-limit"
+_DICTIONARY_BYTES = "write.parquet.dict-size-bytes"
+_BLOOM, _BLOOM_FPP = "write.parquet.bloom-filter-enabled.column.", "write.parquet.bloom-filter-fpp.column."
+_BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
+_FPP_DEFAULT = 0.01
+_SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
+_REPEATING = 0.9
+"""Distinct values to rows of a sample, from where on a dictionary saves nothing."""
+
+
+class FileWriter:
+    """One Parquet file. `rows` given to `write` have the Arrow schema `arrow`, which has field ids; each call makes a
+    row group. `key_values` go into the footer."""
+
+    def __init__(
+        self,
+        location: str,
+        storage: Storage,
+        schema: Schema,
+        arrow: pa.Schema,
+        properties: Mapping[str, str],
+        modes: Mapping[int, Mode],
+        *,
+        key_values: Mapping[str, str] | None = None,
+    ) -> None:
+        self.location = location
+        self.rows = 0
+        self._storage, self._arrow, self._properties = storage, arrow, properties
+        self._leaves = leaves_of(schema)
+        self._bloomed = _bloom_columns(schema, properties, self._leaves)
+        self._metrics = Metrics(self._leaves, modes)
+        self._key_values = dict(key_values or {})
+        self._filesystem, self._path = storage.open(location)
+        self._stream: Any = None
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Written so far."""
+        return int(self._stream.tell()) if self._stream is not None else 0
+
+    def write(self, rows: pa.Table) -> None:
+        """One row group. Unwritable where a property makes no sense."""
+        self._metrics.add(rows)
+        self._opened(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
+        self.rows += rows.num_rows
+
+    def _opened(self, first: pa.Table | None) -> pq.ParquetWriter:
+        """`first` are the rows of the first row group, if there are any."""
+        if self._writer is None:
+            options = writer_options(self._properties)
+            options["use_dictionary"] = [one.path for one in self._leaves if first is None or _repeats(first, one)]
+            if self._bloomed:
+                rows = 0 if first is None else first.num_rows
+                options["bloom_filter_options"] = _bloom_options(self._bloomed, self._properties, rows)
+            if isinstance(self._filesystem, fs.LocalFileSystem):
+                Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            self._stream = self._filesystem.open_output_stream(self._path)
+            self._writer = pq.ParquetWriter(self._stream, self._arrow, **options)
+            if self._key_values:
+                self._writer.add_key_value_metadata(self._key_values)
+        return self._writer
+
+    def close(self) -> dict[str, Any]:
+        """What the file's ContentFile says of its content: format, sizes, counts, metrics. Durable then."""
+        writer = self._opened(None)
+        writer.close()
+        footer = writer.writer.metadata
+        size_bytes = self.size_bytes
+        self._stream.close()
+        if isinstance(self._filesystem, fs.LocalFileSystem):
+            _synchronise(self._path)
+        return {
+            "file-path": self.location,
+            "file-format": "PARQUET",
+            "file-size-in-bytes": size_bytes,
+            "record-count": footer.num_rows,
+            **self._metrics.of(footer),
+            "split-offsets": [_start(footer.row_group(group)) for group in range(footer.num_row_groups)],
+        }
+
+    def abort(self) -> None:
+        """As if it had not been begun. Never raises: the file is one that nobody names."""
+        with suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        with suppress(Exception):
+            if self._stream is not None:
+                self._stream.close()
+                self._storage.delete(self.location)
+
+
+def data_file_writer(target: WriteTarget, location: str) -> FileWriter:
+    modes = modes_of(target.schema, target.properties, target.sort_order)
+    return FileWriter(location, target.storage, target.schema, target.arrow, target.properties, modes)
+
+
+def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
+    """Closes the writer, whose rows are sorted as the table wants it; the ContentFile."""
+    return {
+        "content": "data",
+        **writer.close(),
+        "spec-id": target.spec.spec_id,
+        "partition": target.partitioner.json(partition),
+        "sort-order-id": target.sort_order.order_id if target.ordering is not None else 0,
+    }
+
+
+def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Of pyarrow's ParquetWriter. Unwritable, BadRequest where a property makes no sense."""
+    codec = properties.get(_CODEC, "zstd").lower()
+    if codec not in _CODECS:
+        raise Unwritable(f"The table's {_CODEC} is {codec!r}; files are written with {', '.join(_CODECS)}")
+    level = as_int(properties, _LEVEL, 0) if properties.get(_LEVEL) else None
+    return {
+        "compression": _CODECS[codec],
+        "compression_level": level if codec in ("zstd", "gzip", "brotli") else None,
+        "data_page_size": as_int(properties, _PAGE_BYTES, 1 << 20),
+        "max_rows_per_page": as_int(properties, _PAGE_ROWS, 20_000),
+        "dictionary_pagesize_limit": as_int(properties, _DICTIONARY_BYTES, 2 << 20),
+        "store_decimal_as_integer": True,
+        "store_schema": False,
+        "write_page_index": True,
+        "write_page_checksum": True,
+    }
+
+
+def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
+    """Whether enough of a column's values come again for a dictionary to pay. Of columns in others it is taken so."""
+    if len(leaf.places) > 1 or leaf.repeated or rows.num_rows < _SAMPLE_ROWS:
+        return True
+    # Stretches side by side, so that runs are seen, and all over the column.
+    starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
+    spots = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
+    sample = rows.column(leaf.places[0]).take(spots)
+    try:
+        distinct = pc.count_distinct(sample).as_py()  # nulls are not counted, nor are they in a dictionary
+    except pa.ArrowNotImplementedError:
+        return True
+    return bool(distinct <= _REPEATING * (len(sample) - sample.null_count))
+
+
+def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
+    """Paths of the columns that are to have a Bloom filter in the file, and with which rate of false positives."""
+    paths = {leaf.id: leaf.path for leaf in leaves if leaf.kind != "boolean"}
+    found: dict[str, float] = {}
+    for name in properties:
+        if not name.startswith(_BLOOM) or not as_bool(properties, name, False):
+            continue
+        column = name.removeprefix(_BLOOM)
+        known = schema.column_named(column)
+        if known is None or known.id not in paths:
+            continue
+        text = properties.get(_BLOOM_FPP + column, str(_FPP_DEFAULT))
+        try:
+            fpp = float(text)
+        except ValueError:
+            fpp = math.nan
+        if not 0 < fpp < 1:
+            raise Unwritable(f"The table's {_BLOOM_FPP}{column} is {text!r}, no number between 0 and 1")
+        found[paths[known.id]] = fpp
+    return found
+
+
+def _bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
+    """For row groups of so many rows, within the bytes that the table allows to a filter."""
+    bits = as_int(properties, _BLOOM_BYTES, 1 << 20) * 8
+    # A split-block filter sets 8 bits a value: fpp = (1 - exp(-8 n / bits)) ** 8.
+    fitting = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}
+    return {path: {"ndv": max(1, min(rows, fitting[path])), "fpp": fpp} for path, fpp in columns.items()}
+
+
+def _start(group: Any) -> int:
+    first = group.column(0)
+    return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)
+
+
+def _synchronise(path: str) -> None:
+    """A local file survives a power cut, and so does its name."""
+    for one, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
+        opened = os.open(one, flags)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -1,0 +1,114 @@
+"""What a writer has to know of a table, picklable: the driver loads it once, each task writes by it.
+
+It is of the moment at which the table was loaded. That a schema or a spec has changed since is found by the commit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from connector.arrow.casting import Unwritable, arrow_schema
+from connector.arrow.partitions import Partition, Partitioner
+from connector.arrow.sort_order import Ordering
+from connector.client.client import LoadedTable
+from connector.client.storage import Storage
+from connector.index.files import IndexTask
+from connector.parquet.columns import Projection
+from connector.read.lineage import LINEAGE, NAMES
+from connector.write.locations import data_location, partition_path
+from metaserver.iceberg.metadata.metadata import TableMetadata
+from metaserver.iceberg.metadata.partition import PartitionSpec
+from metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
+from metaserver.iceberg.metadata.table_json import decode_table
+from metaserver.iceberg.types.schema import Schema
+from metaserver.iceberg.types.transforms import name_of
+from metaserver.index.files.definitions import read_definitions
+from metaserver.wire import INDEX_FOLDER
+
+ENCRYPTION_KEY = "encryption.key-id"
+
+
+@dataclass(frozen=True)
+class WriteTarget:
+    """`properties` are the table's; `indexes` what is built of each data file on the way."""
+
+    table_uuid: str
+    location: str
+    format_version: int
+    schema: Schema
+    spec: PartitionSpec
+    sort_order: SortOrder = UNSORTED
+    properties: Mapping[str, str] = field(default_factory=dict)
+    storage: Storage = field(default_factory=Storage)
+    indexes: tuple[IndexTask, ...] = ()
+
+    @staticmethod
+    def of(loaded: LoadedTable) -> WriteTarget:
+        """As the table is now: its current schema, spec and sort order, and its enabled indexes."""
+        return target_of(decode_table(loaded.metadata, loaded.location), Storage(loaded.storage))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """Of the data files. Unwritable where a column has a type that is not written here."""
+        return arrow_schema(self.schema)
+
+    @cached_property
+    def partitioner(self) -> Partitioner:
+        return Partitioner(self.spec, self.schema)
+
+    @cached_property
+    def ordering(self) -> Ordering | None:
+        return Ordering(self.sort_order, self.schema) if self.sort_order.fields else None
+
+    def new_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
+        """A name not used before. Files of a bucket begin with its number, so that they lie together in a listing."""
+        terms = self.partitioner.terms
+        buckets = [
+            f"{value:08d}-"
+            for term, value in zip(terms, partition, strict=True)
+            if name_of(term.transform) == "bucket" and value is not None
+        ]
+        kinds, transforms = [term.result for term in terms], [term.transform for term in terms]
+        path = partition_path(self.partitioner.names, transforms, kinds, partition)
+        return data_location(self.location, self.properties, path, f"{''.join(buckets[:1])}{uuid.uuid4()}{suffix}")
+
+
+def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
+    """Unwritable where the table's files are to be encrypted, which they would not be here."""
+    if metadata.properties.get(ENCRYPTION_KEY):
+        raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); they cannot be written here")
+    location = metadata.location.rstrip("/")
+    projection = Projection(metadata.current_schema)
+    table_uuid = metadata.table_uuid or ""
+    folder = f"{location}/{INDEX_FOLDER}/{uuid.uuid4()}"
+    return WriteTarget(
+        table_uuid=table_uuid,
+        location=location,
+        format_version=metadata.format_version,
+        schema=metadata.current_schema,
+        spec=metadata.default_spec,
+        sort_order=metadata.sort_order(metadata.default_sort_order_id) or UNSORTED,
+        properties=metadata.properties,
+        storage=storage,
+        indexes=tuple(
+            IndexTask(table_uuid, one, projection, folder, storage) for one in read_definitions(metadata).enabled
+        ),
+    )
+
+
+def with_lineage(target: WriteTarget) -> WriteTarget:
+    """For files that have both columns behind the table's. Rows may lack them, which is null. Unwritable where a column
+    of the table has one of their names."""
+    if taken := [one.name for one in target.schema.fields if one.name in NAMES]:
+        raise Unwritable(f"the table has a column {taken[0]}, as the format calls one of its own; rename it")
+    schema = target.schema
+    return replace(target, schema=Schema((*schema.fields, *LINEAGE), schema.schema_id, schema.identifier_field_ids))
