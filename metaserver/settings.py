@@ -177,7 +177,7 @@ class Settings:
     commit_turn_after: int = setting(
         3,
         "Conflicts after which a change of rows receives the table lock, so that it commits before the other "
-        "changes of the table (change-id in POST /api/v1/tables/…/commit).",
+        "changes of the table. POST /api/v1/tables/…/commit identifies a change by its change-id.",
         least=1,
     )
     commit_turn_s: float = setting(
