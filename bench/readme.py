@@ -1,6 +1,6 @@
-"""README's figures come from `bench/results/`, never from a keyboard: a marked section is filled, and a test compares.
+"""The figures in README.md and docs/reference/benchmarks.md are generated from `bench/results/`; a test compares them.
 
-`python -m bench.readme` fills it. The section lies between the two marker lines; what stands around them is untouched.
+`python -m bench.readme` writes the section between the two marker lines of each page. README.md shows `HEADLINES`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.report import BUSY, OURS, RESULTS, Report, cells
 
 README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = README.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN = "<!-- bench: begin (filled by python -m bench.readme; do not edit) -->"
 END = "<!-- bench: end -->"
 
@@ -31,6 +32,33 @@ CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Which rows of which bench the README shows: (case, measure)."""
 
+HEADLINES: dict[tuple[str, str, str], tuple[str, str]] = {
+    ("planning_warm", "1,000,000 files, narrow range", "plan"): (
+        "plan a filter over 1,000,000 files",
+        "Iceberg's Java planner",
+    ),
+    ("planning_http", "the same plan, 1 connection, 1 worker", "p50"): (
+        "answer a cached plan over HTTP",
+        "an HTTP server that returns the same bytes",
+    ),
+    ("index_bloom", "1 key × 100,000 files, warm", "probe"): (
+        "find the files of a key in 100,000 files",
+        "the best Parquet reader",
+    ),
+    ("index_record", "one key", "lookup"): ("find the row of a key", "the best Parquet reader"),
+    ("load_table", "snapshots=refs", "p50"): ("load a table with 10,000 snapshots", "Iceberg's REST fixture"),
+    ("commits", "append, 100 tables, 8 clients", "commits"): ("commit appends", "Iceberg's REST fixture"),
+    ("writing_upserts", "10,000,000 rows, merge-on-read", "PySpark, record index; merge"): (
+        "upsert into 10,000,000 rows from Spark",
+        "Iceberg's MERGE INTO",
+    ),
+    ("trino_point", "by record index", "a statement"): ("look up a key in Trino", "Trino without the proxy"),
+    ("trino_ssb_large", "Hilbert on date, cities, brand, bitmap", "faster, mean"): (
+        "Star Schema Benchmark in Trino",
+        "Trino without the proxy",
+    ),
+}
+"""(bench, case, measure) → (operation, peer): the rows that the README shows."""
 
 PLANNING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "planning_warm": tuple(
@@ -138,8 +166,22 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
+def headlines(folder: Path = RESULTS) -> str:
+    """The README's table. It omits a bench without results."""
+    lines = ["| operation | Seamark | compared with | ratio |", "|---|--:|---|--:|"]
+    for (name, case, measure), (operation, peer) in HEADLINES.items():
+        if not (folder / f"{name}.json").exists():
+            continue
+        rows = {(row.case, row.measure): row for row in Report.load(name, folder).rows}
+        row = rows[case, measure]
+        *_, ratio, ours, _ = cells(row, [OURS])
+        shown = ours if row.unit != "×" else f"{ours} faster"
+        lines.append(f"| [{operation}](bench/results/{name}.md) | {shown} | {peer} | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
 def section(folder: Path = RESULTS) -> str:
-    """The text between the markers. A bench that was not run yet is left out."""
+    """The tables of the benchmarks page. It omits a bench without results."""
     shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
@@ -151,7 +193,7 @@ def section(folder: Path = RESULTS) -> str:
     if shown:
         lines += _table(shown, CLAIMS)
         lines += [
-            "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured in turns in one run,"
+            "Ratio: how many times better Seamark is than Iceberg's Java REST fixture, measured alternately in one run,"
             f" each server on one core, the load on another ({_machine(shown)}).",
             *_busy(shown),
             "The fixture keeps its SQLite in memory and syncs nothing; Seamark answers when a commit is durable.",
@@ -184,9 +226,9 @@ def section(folder: Path = RESULTS) -> str:
     if adapted:
         lines += _table(adapted, TRINO_CLAIMS, servers=[OURS])
         lines += [
-            "Ratio: how many times better Trino is with the adapter before it than alone, in turns in one run"
-            f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound are the files that hold a row"
-            " of the answer.",
+            "Ratio: how many times better Trino is with the proxy than alone, measured alternately in one run"
+            f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound is the number of files"
+            " with a row of the answer.",
             *_busy(adapted),
             "",
         ]
@@ -204,7 +246,7 @@ def _table(
         rows = {(row.case, row.measure): row for row in report.rows}
         for claim in claims[name]:
             case, *rest = cells(rows[claim], servers)
-            lines.append("| " + " | ".join([f"[{name}](bench/results/{name}.md): {case}", *rest]) + " |")
+            lines.append("| " + " | ".join([f"[{name}](../../bench/results/{name}.md): {case}", *rest]) + " |")
     return [*lines, ""]
 
 
@@ -215,19 +257,20 @@ def _machine(shown: dict[str, Report]) -> str:
 
 def _busy(shown: dict[str, Report]) -> list[str]:
     busy = max(report.machine.get("load_before", 0) for report in shown.values())
-    return [f"Other work ran on the machine (load average up to {busy}): times are high."] if busy > BUSY else []
+    return [f"Other work ran on the machine (load average up to {busy}), so times are high."] if busy > BUSY else []
 
 
 def filled(text: str, content: str) -> str:
     """`text` with `content` between its markers. ValueError when the markers are missing or turned round."""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
-        raise ValueError(f"{README.name} lacks the lines {BEGIN!r} and {END!r}, in this order")
+        raise ValueError(f"the page lacks the lines {BEGIN!r} and {END!r}, in this order")
     return text[: begin + len(BEGIN)] + "\n" + content + text[end:]
 
 
 def update() -> None:
-    README.write_text(filled(README.read_text(), section()))
+    README.write_text(filled(README.read_text(), headlines()))
+    PAGE.write_text(filled(PAGE.read_text(), section()))
 
 
 if __name__ == "__main__":

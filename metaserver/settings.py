@@ -48,21 +48,22 @@ def setting(
 class Settings:
     home: Path = setting(
         Path("seamark-home"),
-        "Folder for what the server keeps itself: the SQLite database, its keys and, by default, the warehouse. "
-        "Private to the account that runs the server (mode 0700): engines of others need a warehouse elsewhere.",
+        "Folder of the server's own files: the SQLite database, its keys and, by default, the warehouse. "
+        "Private to the account of the server (mode 0700): if engines run under other accounts, put the "
+        "warehouse elsewhere.",
     )
-    host: str = setting("127.0.0.1", "Address to bind. Anything but loopback needs authentication configured.")
-    port: int = setting(8181, "TCP port; 0 takes a free one and prints it.", least=0, most=65535)
+    host: str = setting("127.0.0.1", "Address to bind. Any address except loopback requires authentication.")
+    port: int = setting(8181, "TCP port; 0 selects a free port and prints it.", least=0, most=65535)
     tls_cert: str = setting(
         "",
-        "Certificate of the server, with its chain (PEM): clients use https. Read again when the file changes, or on "
-        "SIGHUP. TLS 1.2 at least.",
+        "Certificate of the server with its chain (PEM); enables https. The server reloads it when the file "
+        "changes, and on SIGHUP. The oldest accepted version is TLS 1.2.",
     )
     tls_key: str = setting("", "Key of tls_cert (PEM, without a passphrase).")
-    workers: int = setting(1, "Server processes sharing the port (SO_REUSEPORT).", least=1, most=256)
+    workers: int = setting(1, "Server processes that share the port (SO_REUSEPORT).", least=1, most=256)
     warehouse: str = setting(
         "",
-        "URI below which tables live: file:///path or s3://bucket/prefix. Empty: <home>/warehouse.",
+        "URI of the root of all tables: file:///path or s3://bucket/prefix. Empty: <home>/warehouse.",
         schemes=("file", "s3"),
     )
     database: str = setting(
@@ -71,39 +72,39 @@ class Settings:
         secret=True,
         schemes=("sqlite", "postgresql", "postgres"),
     )
-    prefix: str = setting("", "Path segment after /v1 that clients are told to use; empty for none.")
+    prefix: str = setting("", "Path segment after /v1 that the server announces to clients; empty for none.")
     allowed_locations: tuple[str, ...] = setting(
-        (), "URIs besides the warehouse below which tables may be registered or created.", schemes=("file", "s3")
+        (), "URIs besides the warehouse below which clients can register or create tables.", schemes=("file", "s3")
     )
     trusted_engines: tuple[str, ...] = setting(
         (),
-        "Principals (names of tokens, oidc:<subject>) of engines that act for many users, such as Trino: they may name "
-        "any user as the owner with whose rights a view runs. Who may write the whole catalog always may.",
+        "Principals (names of tokens, oidc:<subject>) of engines that act for many users, such as Trino. They"
+        " can set any user as the owner of a view, with whose rights it runs. A writer of the whole catalog "
+        "always can.",
     )
 
     warehouse_umask: str = setting(
         "",
-        "Permissions taken from files and folders of a local warehouse outside the home, as an octal umask such as 022 "
-        "or 027. Empty: the umask that the server was started with. Everything inside the home is private.",
+        "Permissions to remove from files and folders of a local warehouse outside the home, as an octal "
+        "umask such as 022 or 027. Empty: the umask of the server process. Everything inside the home is "
+        "private.",
     )
 
     s3_endpoint: str = setting("", "URL of an S3-compatible store; empty for AWS.", schemes=("http", "https"))
     s3_region: str = setting("us-east-1", "Region for requests and signatures.")
-    s3_access_key_id: str = setting(
-        "", "Access key of the server; empty takes the environment's AWS chain.", secret=True
-    )
+    s3_access_key_id: str = setting("", "Access key of the server; empty uses AWS's credential chain.", secret=True)
     s3_secret_access_key: str = setting("", "Secret key of the server.", secret=True)
     s3_path_style: bool = setting(True, "Path-style requests (http://host/bucket/key); false for virtual-host style.")
     s3_client_access: str = setting(
         "none",
-        "What clients get for S3: none (their own credentials), signing (remote signing), "
-        "static (the server's own keys, for trusted networks).",
+        "What clients receive for S3: none (they use their own credentials), signing (remote signing), static"
+        " (the server's own keys, for trusted networks).",
         choices=("none", "signing", "static"),
     )
-    storage_timeout_s: float = setting(30.0, "Seconds before one storage request is given up.", least=0.1)
-    storage_retries: int = setting(3, "How often a failed storage request is tried again.", least=0, most=100)
+    storage_timeout_s: float = setting(30.0, "Timeout of a storage request in seconds.", least=0.1)
+    storage_retries: int = setting(3, "Retries of a failed storage request.", least=0, most=100)
 
-    storage_concurrency: int = setting(64, "Storage requests under way at once per worker.", least=1)
+    storage_concurrency: int = setting(64, "Concurrent storage requests per worker.", least=1)
 
     auth: str = setting(
         "none",
@@ -113,293 +114,296 @@ class Settings:
     oidc_issuer: str = setting("", "Issuer URL whose JWTs are accepted.", schemes=("http", "https"))
     oidc_audience: str = setting("", "Audience that a JWT must name.")
     oidc_jwks_url: str = setting(
-        "", "Where the issuer's keys are; empty asks the issuer's discovery document.", schemes=("http", "https")
+        "", "URL of the issuer's keys; empty uses the issuer's discovery document.", schemes=("http", "https")
     )
     oidc_principal_claim: str = setting("sub", "Claim that names the principal.")
     oidc_roles_claim: str = setting(
-        "", "Claim with a list of role[:namespace] strings; empty for grants of this server only."
+        "", "Claim with a list of role[:namespace] strings; empty: only grants of this server."
     )
-    oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens lives.", least=1)
+    oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens is valid.", least=1)
     clock_leeway_s: int = setting(
         30,
-        "Seconds that the clocks of replicas and of the OIDC issuer may be apart: a token is accepted so long before "
-        "it begins, and one of the issuer so long after it ends.",
+        "Allowed clock difference between replicas and the OIDC issuer, in seconds. A token is accepted this "
+        "long before its start, and a token of the issuer this long after its end.",
         least=0,
         most=600,
     )
     encryption_key: str = setting(
         "",
-        "Key that encrypts the signing keys in the database: 32 random bytes in base64 (openssl rand -base64 32), the "
-        "same for all replicas. Of several, separated by commas, the first encrypts and all decrypt. Empty: "
-        "encryption_key_file.",
+        "Key that encrypts the signing keys in the database: 32 random bytes in base64 (openssl rand -base64 "
+        "32), the same for all replicas. In a list separated by commas, the first key encrypts and all keys "
+        "decrypt. Empty: encryption_key_file.",
         secret=True,
     )
     encryption_key_file: str = setting(
         "",
-        "File with such keys, one a line, made at the first start. Empty: <home>/encryption.key. Keep it out of "
-        "backups of the database.",
+        "File with encryption keys, one in each line; created at the first start. Empty: "
+        "<home>/encryption.key. Do not include it in backups of the database.",
     )
     signing_key_rotation_s: int = setting(
         30 * 86400,
-        "Age at which the key that signs access tokens, plan and page tokens is replaced; the old one verifies until "
-        "what it signed has ended.",
+        "Age at which the key that signs access tokens, plan tokens and page tokens is replaced. The old key "
+        "verifies until its last signature has expired.",
         least=3600,
     )
     rights_recheck_s: float = setting(
         5.0,
-        "Seconds between checks whether the reader of an open event stream is still logged in and allowed to read.",
+        "Seconds between checks that the reader of an open event stream is still logged in and has the right to read.",
         least=0.05,
         most=60,
     )
 
-    pg_pool_max: int = setting(10, "Connections to PostgreSQL per worker, at most.", least=1, most=1000)
+    pg_pool_max: int = setting(10, "Maximum number of connections to PostgreSQL per worker.", least=1, most=1000)
     store_queue_limit: int = setting(
-        1024, "Transactions waiting for the SQLite writer, at most; more are refused with 503.", least=1
+        1024, "Maximum number of transactions that wait for the SQLite writer; more are refused with 503.", least=1
     )
     commit_retries: int = setting(
-        8, "How often the server itself retries a lost pointer swap before it answers 409.", least=0, most=1000
+        8, "Retries of a lost pointer swap before the server answers 409.", least=0, most=1000
     )
     commit_group_max: int = setting(
-        64, "Changes waiting for one table that are committed together, at most; each gets its own snapshot.", least=1
+        64,
+        "Maximum number of waiting changes of a table that are committed together; each has its own snapshot.",
+        least=1,
     )
     commit_files_limit: int = setting(
-        200_000, "Files that one change may add and remove (POST /api/v1/tables/…/commit).", least=1
+        200_000, "Files that a change can add and remove (POST /api/v1/tables/…/commit).", least=1
     )
     commit_history_limit: int = setting(
         1000,
-        "Snapshots that a commit looks back over: for what collides with it since its read snapshot (more is a "
-        "conflict), and for what a producer has committed that the database knows nothing of.",
+        "Maximum number of earlier snapshots that a commit reads: for conflicts since its read snapshot (more"
+        " are a conflict), and for commits of a producer that are missing in the database.",
         least=1,
     )
     commit_turn_after: int = setting(
         3,
-        "Collisions after which a change of rows may commit before the table's other changes "
-        "(change-id in POST /api/v1/tables/…/commit).",
+        "Conflicts after which a change of rows receives the table lock, so that it commits before the other "
+        "changes of the table. POST /api/v1/tables/…/commit identifies a change by its change-id.",
         least=1,
     )
     commit_turn_s: float = setting(
         10.0,
-        "Seconds that a table's other changes wait, at most, for the one whose turn it is; half of storage_timeout_s "
-        "where that is less. 0: nobody has a turn. Each process has turns of its own.",
+        "Seconds that other changes of a table wait for the holder of the table lock; at most half of "
+        "storage_timeout_s. 0 disables the lock. Each process has its own locks.",
         least=0.0,
     )
     commit_memory_bytes: int = setting(
-        128 << 20, "Budget for manifests and manifest lists that commits remember, per worker.", least=0
+        128 << 20, "Budget for cached manifests and manifest lists of commits, per worker.", least=0
     )
     body_limit_bytes: int = setting(
         64 << 20,
-        "Largest request body, unpacked, of commits, and of keys to look up as Arrow.",
+        "Largest request body, decompressed, of commits, and of keys to look up as Arrow.",
         least=1024,
     )
     medium_body_limit_bytes: int = setting(
         4 << 20,
-        "Largest request body, unpacked, of operations that take a filter, a schema, a view or a list of index files.",
+        "Largest request body, decompressed, of operations that take a filter, a schema, a view or a list of index "
+        "files.",
         least=1024,
     )
     small_body_limit_bytes: int = setting(
-        1 << 20, "Largest request body, unpacked, of all other operations; that of a login has 16 KiB.", least=1024
+        1 << 20,
+        "Largest request body, decompressed, of all other operations; a login has a limit of 16 KiB.",
+        least=1024,
     )
     bodies_memory_bytes: int = setting(
         256 << 20,
-        "Bytes of request bodies in memory at once per worker; half of it for one principal. Beyond: 503 or 429.",
+        "Bytes of request bodies in memory per worker; a principal can use half. Beyond: 503 or 429.",
         least=1024,
     )
     body_timeout_s: float = setting(
-        30.0, "Seconds that a request body may take to arrive, and one more for each 64 KiB of it.", least=0.1
+        30.0, "Seconds for a request body to arrive, plus a second for each 64 KiB of it.", least=0.1
     )
     requests_limit: int = setting(
         512,
-        "Requests being answered at once per worker; more get 503 and Retry-After. One principal has half of "
-        "them, and gets 429 beyond; without a login there is no such share.",
+        "Concurrent requests per worker; more receive 503 and Retry-After. A principal can use half of them "
+        "and receives 429 beyond. Without a login there is no share.",
         least=1,
     )
     connections_limit: int = setting(
         0,
-        "Open connections per worker; at the limit, those that are silent or idle make room. 0: half of the files that "
-        "the process may open, at most 10,000.",
+        "Open connections per worker; at the limit the server closes silent or idle connections. 0: half of "
+        "the files that the process can open, at most 10,000.",
         least=0,
     )
     connections_per_address: int = setting(
-        0, "Open connections of one address per worker; 0: half of connections_limit.", least=0
+        0, "Open connections of an address per worker; 0: half of connections_limit.", least=0
     )
-    header_timeout_s: float = setting(10.0, "Seconds that the header of a request may take to arrive.", least=0.1)
+    header_timeout_s: float = setting(10.0, "Seconds for the header of a request to arrive.", least=0.1)
     idle_timeout_s: float = setting(
-        300.0, "Seconds that a connection is kept open without a request; longer than any proxy before it.", least=1
+        300.0,
+        "Seconds that a connection stays open without a request; set it longer than in a proxy in front of the server.",
+        least=1,
     )
     send_timeout_s: float = setting(
-        60.0, "Seconds that a client may leave an answer unread before its connection is cut.", least=0.1
+        60.0, "Seconds that a client can leave an answer unread before the server closes its connection.", least=0.1
     )
     page_limit: int = setting(1000, "Largest page of any listing.", least=1)
     metadata_cache_bytes: int = setting(
-        512 << 20, "Budget for decoded metadata and rendered answers per worker.", least=0
+        512 << 20, "Budget for decoded metadata and encoded answers per worker.", least=0
     )
     scan_planning_mode: str = setting(
         "auto",
-        "Who plans scans, as clients are told: server, client, or auto (the server, but for tables of format version "
-        "3). A table's property seamark.scan-planning-mode has the last word.",
+        "The planner that the server announces to clients: server, client, or auto (the server, except for "
+        "tables of format version 3). The table property seamark.scan-planning-mode overrides it.",
         choices=("auto", "server", "client"),
     )
     plan_inline_limit: int = setting(
-        1000, "Files that the answer to a scan holds itself; of more, the client fetches pages.", least=0
+        1000, "Maximum number of files in the answer to a scan; clients fetch larger plans in pages.", least=0
     )
-    plan_page_size: int = setting(4000, "Files in one page of a scan.", least=1, most=100_000)
+    plan_page_size: int = setting(4000, "Files in a page of a scan.", least=1, most=100_000)
     plan_residual_bytes: int = setting(
         4 << 20,
-        "Bytes of residual filters in one answer or page of a scan. Where its files would take more by repeating a "
-        "long filter, residuals are left out, as the REST specification allows. PyIceberg, and Java clients that send "
-        "X-Seamark-Residuals: short, need a residual and filter rows by their own filter: they get a shorter one that "
-        "keeps more rows. Other Java clients get exact residuals, and fewer files in each answer. Residuals of up to "
-        "1 KiB are never shortened and do not count.",
+        "Bytes of residual filters in an answer or page of a scan. If the files would repeat a long filter "
+        "beyond the limit, residuals are omitted, as the REST specification allows. PyIceberg, and Java clients "
+        "that send X-Seamark-Residuals: short, need a residual and filter rows by their own filter: they "
+        "receive a shorter residual that keeps more rows. Other Java clients receive exact residuals, and "
+        "fewer files in each answer. Residuals of up to 1 KiB are never shortened and do not count.",
         least=0,
     )
     plan_async_files: int = setting(
         5_000_000,
-        "Entries of manifests still to be read from which on a scan is answered later (status submitted).",
+        "Manifest entries to read from which a scan is answered asynchronously (status submitted).",
         least=0,
     )
     plan_memory_bytes: int = setting(
         1 << 30,
-        "Budget for decoded manifests per worker, mapped files of the disk cache, views and plans included.",
+        "Budget for decoded manifests per worker, including mapped files of the disk cache, views and plans.",
         least=0,
     )
-    plan_answers_bytes: int = setting(
-        64 << 20, "Budget for answers to small scans as they were sent, per worker.", least=0
-    )
+    plan_answers_bytes: int = setting(64 << 20, "Budget for encoded answers to small scans, per worker.", least=0)
     plan_disk_bytes: int = setting(
         8 << 30,
-        "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 keeps none.",
+        "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 disables it.",
         least=0,
     )
     plan_disk_folder: str = setting("", "Folder for decoded manifests. Empty: <home>/cache/blocks.")
-    plan_threads: int = setting(0, "Threads that decode manifests, per worker; 0 takes one for each core.", least=0)
+    plan_threads: int = setting(0, "Threads that decode manifests, per worker; 0: as many as there are cores.", least=0)
     plan_time_budget_s: float = setting(
-        10.0, "Seconds that pruning one scan may take; files not checked by then are kept.", least=0
+        10.0, "Seconds for pruning a scan; files that are not checked in time are kept.", least=0
     )
     plan_manifest_limit_bytes: int = setting(
-        1 << 30, "Largest manifest or manifest list that is read; a larger one is refused.", least=1024
+        1 << 30, "Largest manifest or manifest list that is read; larger files are refused.", least=1024
     )
-    plan_table_lease_s: int = setting(
-        600, "Seconds that the name of a plan table is good for where a request does not say.", least=1
-    )
-    plan_table_lease_max_s: int = setting(
-        3600, "Longest lease that a request for a plan table gets.", least=1, most=30 * 86400
-    )
+    plan_table_lease_s: int = setting(600, "Default lease of a plan table in seconds.", least=1)
+    plan_table_lease_max_s: int = setting(3600, "Longest lease of a plan table.", least=1, most=30 * 86400)
     plan_table_grace_s: int = setting(
         3600,
-        "Seconds that the files of a plan table stay once its lease has ended, for queries that have begun.",
+        "Seconds that the files of a plan table stay after the end of its lease, for running queries.",
         least=0,
     )
     plan_tables_limit: int = setting(
         100_000,
-        "Plan tables whose leases have not ended, in the whole catalog. One principal has half of them; more are not "
-        "made for it.",
+        "Maximum number of plan tables with live leases, in the whole catalog. A principal can use half of it; more "
+        "are not created for it.",
         least=0,
     )
     plan_snapshots_limit: int = setting(
         1000,
-        "Plan snapshots of one table that loadTable adds for one value of X-Seamark-Plans: those whose leases end "
-        "last.",
+        "Plan snapshots of a table that loadTable adds for a value of X-Seamark-Plans; those with the longest leases.",
         least=0,
         most=100_000,
     )
     plan_tables_bytes: int = setting(
         32 << 30,
-        "Bytes of plan tables' files that one worker has written and whose leases, and plan_table_grace_s after them, "
-        "have not ended. One principal has half of them; more are not made for it.",
+        "Bytes of plan table files that a worker has written and whose leases, plus plan_table_grace_s, have not ended."
+        " A principal can use half of this; more are not created for it.",
         least=0,
     )
     plan_table_memory_bytes: int = setting(
-        128 << 20, "Budget for manifests that plan tables keep in part, decoded, per worker.", least=0
+        128 << 20, "Budget for decoded manifests that plan tables keep in part, per worker.", least=0
     )
     plan_table_files_limit: int = setting(
         100_000,
-        "Files that a plan table may list anew, those of manifests that the plan keeps in part; of more none is made.",
+        "Files that a plan table can list in new manifests, from manifests that the plan keeps in part; for "
+        "more no plan table is created.",
         least=0,
     )
     join_memory_bytes: int = setting(
         256 << 20,
-        "Budget for columns of tables that others are joined with, and their keys, per worker.",
+        "Budget for join columns of other tables and their keys, per worker.",
         least=0,
     )
     join_read_bytes: int = setting(
-        128 << 20, "Bytes that are read of one table's data files for the joins of a request.", least=0
+        128 << 20, "Bytes of data files of a table that are read for the joins of a request.", least=0
     )
     join_rows_limit: int = setting(
-        5_000_000, "Rows of a joined table, after its own filter has pruned it; a larger one is left out.", least=0
+        5_000_000,
+        "Rows of a joined table after pruning by its own filter; joins with larger tables are skipped.",
+        least=0,
     )
     join_wait_s: float = setting(
-        2.0, "Seconds that a request waits for the keys of joined tables; those that come later are left out.", least=0
+        2.0, "Seconds that a request waits for the keys of joined tables; later keys are not used.", least=0
     )
     decoded_limit_bytes: int = setting(
         256 << 20,
-        "Memory that one table's columns, for a join, or one delete file may take once they are decoded. Of joined "
-        "tables and delete files that take more, a plan tells nothing: it keeps more files, and rows are undecided.",
+        "Memory for the decoded columns of a table in a join, or for a decoded delete file. A plan does not "
+        "use larger data: it keeps more files, and rows are undecided.",
         least=1 << 20,
     )
     index_memory_bytes: int = setting(
         1 << 30,
-        "Budget for opened index files per worker. Of files mapped from the disk cache, whose pages the kernel takes "
-        "back when it needs them, an eighth counts. A record index has 24 bytes a row.",
+        "Budget for opened index files per worker. Only an eighth of files mapped from the disk cache counts,"
+        " because the kernel can reclaim their pages. A record index has 24 bytes for each row.",
         least=0,
     )
     index_disk_bytes: int = setting(
-        16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 keeps none.", least=0
+        16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 disables it.", least=0
     )
     index_disk_folder: str = setting("", "Folder for index files. Empty: <home>/cache/indexes.")
     index_file_limit_bytes: int = setting(
-        2 << 30, "Largest index file that is read; a larger one is not used.", least=1024
+        2 << 30, "Largest index file that is read; larger files are not used.", least=1024
     )
     index_whole_bytes: int = setting(
         16 << 20,
-        "Index files larger than this that are not in memory are asked by a few range reads, while the whole file is "
-        "fetched behind whoever asks.",
+        "Index files larger than this that are not in memory are probed by a few range reads, while the whole"
+        " file is fetched in the background.",
         least=0,
     )
     index_wait_s: float = setting(
         1.0,
-        "Seconds that a scan waits for index files that are not in memory; then it goes on without them, and the next "
-        "scan finds them.",
+        "Seconds that a scan waits for index files that are not in memory; then it continues without them, "
+        "and a later scan uses them.",
         least=0,
     )
     index_retention_s: int = setting(
         3600, "Seconds that superseded and quarantined index files are kept before housekeeping deletes them.", least=0
     )
     drop_retention_s: int = setting(
-        7 * 86400, "Seconds that a dropped table or view can be undropped; 0 drops for good at once.", least=0
+        7 * 86400, "Seconds that a dropped table or view can be restored; 0 drops it permanently.", least=0
     )
-    indexes_limit: int = setting(64, "Indexes that may be defined on one table.", least=0)
+    indexes_limit: int = setting(64, "Indexes that can be defined on a table.", least=0)
     idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", least=1)
     metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
     metrics_reports_limit: int = setting(
-        1000, "Scan and commit reports that are kept of one table; a new one takes the place of the oldest.", least=1
+        1000, "Scan and commit reports that are kept for a table; a new report replaces the oldest.", least=1
     )
     metrics_report_limit_bytes: int = setting(128 << 10, "Largest scan or commit report.", least=1024)
     metrics_rate_bytes: int = setting(
-        16 << 20, "Bytes of reports that one principal may send within a minute per worker; more get 429.", least=1024
+        16 << 20, "Bytes of reports that a principal can send in a minute per worker; more receive 429.", least=1024
     )
     audit_reads: bool = setting(False, "Also audit requests that only read.")
     audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
-    timeline_keep: int = setting(1000, "Finished instants per table before older ones move to the archive.", least=1)
-    watch_timeout_s: float = setting(60.0, "Longest a long-poll of the timeline is held open.", least=0, most=3600)
+    timeline_keep: int = setting(
+        1000, "Finished instants of a table in the main table; older instants move to the archive.", least=1
+    )
+    watch_timeout_s: float = setting(60.0, "Longest duration of a long-poll of the timeline.", least=0, most=3600)
     watch_poll_s: float = setting(
-        0.5, "Seconds between looks for other replicas' commits, while somebody watches.", least=0.01, most=60
+        0.5, "Seconds between checks for commits of other replicas, while a client watches.", least=0.01, most=60
     )
-    watchers_limit: int = setting(
-        256, "Long-polls and event streams held open at once per worker; more get 503.", least=0
-    )
+    watchers_limit: int = setting(256, "Open long-polls and event streams per worker; more receive 503.", least=0)
     free_space_min_bytes: int = setting(
         64 << 20,
-        "Free bytes on the disks of the home, the SQLite database and a local warehouse below which /readyz fails; of "
-        "a small disk a twentieth.",
+        "Free bytes on the disks of the home, the SQLite database and a local warehouse below which /readyz "
+        "fails; on a small disk a twentieth of its size.",
         least=0,
     )
     housekeeping_interval_s: float = setting(
-        60.0, "Seconds between rounds of purging, archiving and pruning.", least=0.05
+        60.0, "Seconds between housekeeping rounds: purging, archiving, deleting expired records.", least=0.05
     )
-    drain_timeout_s: float = setting(30.0, "Seconds that requests may finish after SIGTERM.", least=0)
+    drain_timeout_s: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     webhook_urls: tuple[str, ...] = setting(
-        (), "URLs that get every instant as a CloudEvent (HTTP POST).", secret=True, schemes=("http", "https")
+        (), "URLs that receive every instant as a CloudEvent (HTTP POST).", secret=True, schemes=("http", "https")
     )
     webhook_secret: str = setting("", "Key of the HMAC-SHA256 signature on webhook bodies.", secret=True)
 

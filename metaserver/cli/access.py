@@ -39,25 +39,26 @@ _NAMESPACE = click.option(
     "namespaces",
     multiple=True,
     metavar="A.B",
-    help="Where the role holds, with all below; may be given again. Default: the whole catalog. "
-    r"A dot within a level is written \. (in most shells: '\.').",
+    help="Namespace of the role, with everything below; repeatable. Default: the whole catalog. Write a dot "
+    "within a level as \\. (in most shells: '\\.').",
 )
 _where = settings_flags(("home", "database"))
 
 
 @click.group(context_settings=CONTEXT)
 def token() -> None:
-    """Makes, lists and revokes bearer tokens."""
+    """Creates, lists and revokes bearer tokens."""
 
 
 @click.group(context_settings=CONTEXT)
 def grant() -> None:
-    """Gives and takes roles: reader, writer or admin, on the whole catalog or on a namespace and all below it."""
+    """Adds, lists and removes grants: reader, writer or admin, on the whole catalog or a namespace and everything
+    below it."""
 
 
 @token.command("create", context_settings=CONTEXT)
 @click.argument("name")
-@click.option("--role", type=_ROLES, help="All that the token may do; replaces what its name may do already.")
+@click.option("--role", type=_ROLES, help="The only role of the token; replaces existing grants of its name.")
 @_NAMESPACE
 @click.option("--expires-in", metavar="TIME", help="E.g. 12h, 30d, 1y. Default: never.")
 @_where
@@ -69,9 +70,9 @@ def create(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Makes the token NAME and prints it, this once, alone on standard output.
+    """Creates the token NAME and prints it on standard output. No later command shows it.
 
-    NAME is also who audit and timeline say it was. Engines take the token as `token`, or as `credential` NAME:TOKEN.
+    Audit log and timeline show NAME. Engines take the token as `token`, or as `credential` NAME:TOKEN.
     """
     if namespaces and role is None:
         raise click.UsageError("--namespace requires --role")
@@ -94,7 +95,7 @@ def create(
 @token.command("list", context_settings=CONTEXT)
 @_where
 def list_tokens(config: Path | None, **flags: Any) -> None:
-    """Lists all tokens there ever were: name, state, made, expires, id."""
+    """Lists all tokens, including revoked tokens: name, state, creation, expiry, id."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         now_ms = clock.now_ms()
@@ -111,7 +112,7 @@ def list_tokens(config: Path | None, **flags: Any) -> None:
 @click.argument("name")
 @_where
 def revoke(name: str, config: Path | None, **flags: Any) -> None:
-    """Ends the token NAME at once, with all access tokens made from it. Its grants stay, for one of the same name."""
+    """Revokes the token NAME and all its access tokens. Its grants stay for a new token of the same name."""
 
     async def work(store: PointerStore, clock: Clock) -> None:
         await revoke_token(store, clock, name)
@@ -127,7 +128,7 @@ def revoke(name: str, config: Path | None, **flags: Any) -> None:
 @_NAMESPACE
 @_where
 def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | None, **flags: Any) -> None:
-    """Gives PRINCIPAL a ROLE. PRINCIPAL is a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
+    """Grants ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
@@ -146,7 +147,7 @@ def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | N
 @_NAMESPACE
 @_where
 def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path | None, **flags: Any) -> None:
-    """Takes a ROLE back from PRINCIPAL, exactly as it was given."""
+    """Removes a grant of ROLE to PRINCIPAL with the same namespace."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
@@ -163,7 +164,7 @@ def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path 
 @click.argument("principal", required=False)
 @_where
 def list_grants(principal: str | None, config: Path | None, **flags: Any) -> None:
-    """Lists the grants of PRINCIPAL, or of all."""
+    """Lists the grants of PRINCIPAL, or all grants."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         grants = await store.grants(principal)

@@ -23,18 +23,20 @@ from metaserver.cli.terminal import open_console, say
 
 @click.command(context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--column", help="Only the buckets of this column. Needed for a resize where there are several.")
-@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="As many buckets from now on.")
-@click.option("--double", is_flag=True, help="Twice as many buckets from now on.")
+@click.option(
+    "--column", help="Only the buckets of this column. Required for a resize if several columns have buckets."
+)
+@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="The new number of buckets.")
+@click.option("--double", is_flag=True, help="Double the number of buckets.")
 @click.option(
     "--target-bytes",
     type=click.IntRange(min=1),
     default=TARGET_BYTES,
     show_default=True,
     metavar="BYTES",
-    help="What a bucket should have, for the advice.",
+    help="Target size of a bucket, for the advice.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Each bucket by itself, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print each bucket as JSON.")
 @server_options
 def buckets(
     client: SeamarkClient,
@@ -45,14 +47,14 @@ def buckets(
     target_bytes: int,
     as_json: bool,
 ) -> None:
-    """Shows how large the buckets of TABLE are and how many it should have; or gives it more.
+    """Shows the sizes of the buckets of TABLE with advice on their number, or resizes them.
 
     \b
     For instance:
       seamark buckets sales.orders
       seamark buckets sales.orders --double
-    A resize changes the partition spec alone: it takes one commit, writers and readers go on meanwhile, and old files
-    stay as they are. TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    A resize changes the partition spec alone: it is one commit, writers and readers continue, and old files
+    stay unchanged. TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
     if double and wanted is not None:
         raise click.UsageError("--double and --resize are both set; set one of them")

@@ -49,14 +49,14 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         envvar="SPARK_MASTER",
         show_envvar=True,
-        help="Of Spark: local[N], or a cluster's URL, whose workers have this package installed.",
+        help="Spark master: local[N], or the URL of a cluster whose workers have this package.",
     )(command)
     return click.option(
         "--engine",
         type=click.Choice(ENGINES),
         default="auto",
         show_default=True,
-        help="Who reads the data files: this process, Spark, or Spark as soon as there are many.",
+        help="Reader of the data files: this process, Spark, or (auto) Spark for many files.",
     )(command)
 
 
@@ -110,9 +110,9 @@ def interruptible() -> Iterator[None]:
 @engine_options
 @server_options
 def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str) -> None:
-    """Builds what the index NAME of TABLE lacks, or all its indexes; goes on where another build was cut off.
+    """Builds the index NAME of TABLE, or all its indexes, for data files that are not covered.
 
-    Reads only the indexed columns. Writers notice nothing; what they commit meanwhile is indexed, too.
+    Reads only the indexed columns. Writers do not wait; files that they commit during the build are included.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     broken = [index for index in indexes if index.health == "broken" and name is None]

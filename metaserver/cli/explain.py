@@ -30,16 +30,28 @@ _DEFAULT_LIMIT = 20
     type=json.loads,
     multiple=True,
     metavar="JSON",
-    help="A join of the table, as plan tables have it; may be given again.",
+    help="A join of the table, as in a request for a plan table; repeatable.",
 )
-@click.option("--files", "files", is_flag=True, help="List the files that are left.")
-@click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Files listed.")
-@click.option("--ref", help="A branch or tag.")
-@click.option("--snapshot-id", type=int, metavar="ID", help="A snapshot. Default: the current one.")
-@click.option("--as-of", "as_of_ms", type=int, metavar="MS", help="What was current then, in ms since the epoch.")
-@click.option("--json", "as_json", is_flag=True, help="The server's answer as it is.")
+@click.option("--files", "files", is_flag=True, help="List the remaining files.")
 @click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_DEFAULT_LIMIT,
+    show_default=True,
+    help="Maximum number of files to list.",
+)
+@click.option("--ref", help="A branch or tag.")
+@click.option("--snapshot-id", type=int, metavar="ID", help="A snapshot. Default: the current snapshot.")
+@click.option(
+    "--as-of",
+    "as_of_ms",
+    type=int,
+    metavar="MS",
+    help="The snapshot that was current at this time, in ms since the epoch.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
+@click.option(
+    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
 )
 @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
 @settings_flags(("home",))
@@ -58,7 +70,7 @@ def explain(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Shows how a scan of TABLE with the SQL PREDICATE is planned: files and bytes that each stage leaves.
+    """Shows how a scan of TABLE with the SQL PREDICATE is planned: files and bytes after each stage.
 
     \b
     For instance:

@@ -37,7 +37,7 @@ _COMMANDS = OnDemand(
 
 @click.group(context_settings=CONTEXT, commands=_COMMANDS)
 def index() -> None:
-    """Indexes of a table: what plans leave files out by, beside minima and maxima.
+    """Defines, builds and verifies indexes of a table, which prune files in addition to column statistics.
 
     \b
     For instance:
@@ -52,7 +52,7 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @settings_flags(("home",))
     @click.option(
-        "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
+        "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
     )
     @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
     @wraps(command)
@@ -79,16 +79,16 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     required=True,
     multiple=True,
     metavar="TERM",
-    help="A column or a function of one: c, a.b, lower(c), bucket[16](c), day(ts). Several, of a record index, joined "
-    "by commas.",
+    help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). For a record index "
+    "several, separated by commas.",
 )
 @_parameter_options
-@click.option("--name", help="Default: made of the columns and the kind.")
+@click.option("--name", help="Name of the index. Default: derived from columns and kind.")
 @server_options
 def create(
     client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, **given: Any
 ) -> None:
-    """Defines an index on TABLE. Plans use it as far as it is built."""
+    """Defines an index on TABLE. Plans use each index file after it is registered."""
     try:
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
     except errors.BadRequest as error:
@@ -99,10 +99,10 @@ def create(
 
 @index.command("list", context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--json", "as_json", is_flag=True, help="The server's answer as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options
 def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
-    """The indexes of TABLE and how far each covers its current snapshot."""
+    """Lists the indexes of TABLE and their coverage of the current snapshot."""
     indexes = client.indexes(table)
     if as_json:
         click.echo(json.dumps([index.json for index in indexes], indent=2))
@@ -115,10 +115,10 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
 @index.command(context_settings=CONTEXT)
 @click.argument("table")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="The server's answer as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """The index NAME of TABLE, with its index files."""
+    """Shows the index NAME of TABLE with its index files."""
     shown = client.index(table, name)
     if as_json:
         click.echo(json.dumps(shown.json, indent=2))
@@ -144,7 +144,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @server_options
 def pause(client: IndexClient, table: str, name: str) -> None:
-    """Plans no longer use the index NAME of TABLE, and nobody builds it. Its index files stay."""
+    """Pauses the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
     client.put_index(table, name, state="paused")
     say(f"Index {name} is paused")
 
@@ -154,7 +154,7 @@ def pause(client: IndexClient, table: str, name: str) -> None:
 @click.argument("name")
 @server_options
 def resume(client: IndexClient, table: str, name: str) -> None:
-    """Plans use the index NAME of TABLE again."""
+    """Resumes the index NAME of TABLE: plans use it again."""
     resumed = client.put_index(table, name, state="enabled")
     say(f"Index {name} is enabled, {resumed.lag_files:,} data files to index")
 

@@ -37,19 +37,19 @@ _PROBLEMS_SHOWN = 20
     default=DEFAULT_SAMPLE,
     show_default=True,
     metavar="N",
-    help="Data files of each index file that are read again.",
+    help="Data files to read for each index file.",
 )
-@click.option("--seed", type=int, help="To look at the same data files and keys as another run did.")
-@click.option("--dry-run", is_flag=True, help="Only tell what is wrong; nothing is quarantined.")
+@click.option("--seed", type=int, help="Seed of the sample, to repeat a run.")
+@click.option("--dry-run", is_flag=True, help="Only report problems; do not quarantine.")
 @server_options
 def verify_command(
     client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool
 ) -> None:
-    """Holds the index NAME of TABLE, or all its indexes, against the data.
+    """Verifies the index NAME of TABLE, or all its indexes, against the data.
 
-    Reads every live index file whole (checksums, counts) and some of the data files behind each (key by key), and
-    compares the rows that the index counts with those of the table. What is wrong is quarantined: plans go on without
-    it, and the next build makes it anew. Data files are read by this machine, so it has to reach the table's storage.
+    Reads each live index file (checksums, counts) and some of its data files (key by key), and compares the row
+    counts of the index with those of the table. Wrong index files are quarantined: plans do not use them, and the
+    next build replaces them. This machine reads the data files, so it needs access to the table's storage.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     for index in indexes:
@@ -129,13 +129,13 @@ def _plain(text: str) -> str:
 
 @click.command("rebuild-registry", context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--json", "as_json", is_flag=True, help="The server's answer as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options
 def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
-    """Registers the index files below TABLE's folder that the server does not list.
+    """Registers index files in TABLE's folder that the server does not list.
 
-    For a database that was lost: register the tables again, then this, and plans are as they were. Index files say
-    themselves what they are; what was quarantined before is not known any more, so verify afterwards.
+    Use it after the loss of the database: register the tables again, then run this command. The files do not record
+    quarantines, so run verify afterwards.
     """
     result = client.rebuild_index_registry(table)
     if as_json:

@@ -32,16 +32,16 @@ _log = structlog.get_logger("seamark.indexer")
     metavar="SECONDS",
     default=30,
     show_default=True,
-    help="Between the end of a round and the next.",
+    help="Pause between two rounds.",
 )
-@click.option("--once", is_flag=True, help="One round, then end.")
+@click.option("--once", is_flag=True, help="Run one round, then exit.")
 @click.option(
     "--audit-bytes",
     type=click.IntRange(min=0),
     metavar="BYTES",
     default=AuditLimits().size_bytes,
     show_default=True,
-    help="Of index files that are verified in one round; 0 verifies none.",
+    help="Bytes of index files to verify in a round; 0 disables the audit.",
 )
 @click.option(
     "--audit-seconds",
@@ -49,7 +49,7 @@ _log = structlog.get_logger("seamark.indexer")
     metavar="SECONDS",
     default=AuditLimits().seconds,
     show_default=True,
-    help="After so long in one round no further index file is verified.",
+    help="Time limit of the audit in a round.",
 )
 @click.option(
     "--audit-every",
@@ -58,11 +58,11 @@ _log = structlog.get_logger("seamark.indexer")
     metavar="HOURS",
     default=AuditLimits().every_s / 3600,
     show_default=True,
-    help="How long an index that was audited is left in peace.",
+    help="Minimum time between two audits of an index.",
 )
 @engine_options
 @click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
+    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
 )
 @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token, of a writer. [SEAMARK_TOKEN]")
 @settings_flags(("home", "log_level", "log_format"))
@@ -81,11 +81,11 @@ def indexer(
 ) -> None:
     """Keeps the indexes of all tables built, until SIGTERM or Ctrl-C.
 
-    Round after round it looks at every table, indexes the data files that were committed since, and merges index files
-    where there are many. Writers notice nothing. Only one of several indexers works on an index at a time.
+    Each round indexes new data files of each table and merges small index files. Writers do not wait. If several
+    indexers run, one at a time works on an index.
 
-    At the end of a round it verifies index files, of those indexes first that were audited longest ago: whether they
-    are whole, and say of some data files what is in them. What is wrong is quarantined, and built anew the next time.
+    At the end of a round it verifies index files, the least recently audited index first: checksums, and entries
+    against data files. It quarantines wrong index files and rebuilds them in the next round.
     """
     configure_logging(load_settings(flags, config))
     try:

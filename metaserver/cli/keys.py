@@ -26,10 +26,10 @@ def keys() -> None:
 @keys.command("renew", context_settings=CONTEXT)
 @settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
 def renew(config: Path | None, **flags: Any) -> None:
-    """Makes new signing keys and forgets all others: access tokens, and scans and listings under way, end.
+    """Creates new signing keys and deletes the old keys: access tokens and running scans and listings end.
 
-    For a key that may have leaked, and for an encryption key that is lost. Bearer tokens (seamark token) and tables are
-    not touched; clients log in again by themselves. Running servers use the new keys within a minute.
+    Use it if a key may have leaked or the encryption key is lost. Bearer tokens (seamark token) and tables stay
+    valid; clients log in again automatically. Running servers use the new keys within a minute.
     """
     settings = load_settings(flags, config)
     try:

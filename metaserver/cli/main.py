@@ -35,7 +35,7 @@ def cli() -> None:
     """Seamark: an Iceberg REST catalog that knows where the rows are.
 
     \b
-    Try it on this machine, nothing to configure:
+    Try it on this machine without configuration:
       seamark serve --home ./seamark-home
     Over PostgreSQL and S3, several processes:
       seamark serve --workers 4 --warehouse s3://lake/warehouse \\

@@ -21,16 +21,16 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 _HEAD = """# Settings
 
-Every setting can be given in four ways; the first one found wins:
+Each setting has four sources; the first source with a value wins:
 
 1. a flag of `seamark serve`,
 2. an environment variable,
 3. a key of the TOML file named by `--config` or `SEAMARK_CONFIG`,
 4. the default.
 
-Lists are repeated flags, comma-separated variables, or TOML arrays. An unknown key or a value that does not fit stops
-the start with exit code 2 and says which setting it was and where it came from. Settings marked *secret* appear in no
-log. An unknown `SEAMARK_…` variable is ignored: orchestrators set such names by themselves.
+Lists are repeated flags, comma-separated variables, or TOML arrays. With an unknown key or an invalid value the server
+does not start: it exits with code 2 and names the setting and its source. *Secret* settings never appear in logs. The
+server ignores unknown `SEAMARK_…` variables, because orchestrators set such names.
 
 """
 

@@ -21,10 +21,10 @@ from metaserver.settings import Settings, redact_url
 @click.command(context_settings=CONTEXT)
 @settings_flags()
 def serve(config: Path | None, **flags: Any) -> None:
-    """Starts the server and stays until SIGTERM or Ctrl-C.
+    """Runs the server until SIGTERM or Ctrl-C.
 
-    Every flag is also an environment variable (shown in brackets) and a key of the TOML file. First wins: flag,
-    variable, file, default. When ready, one line says where it listens; logs go to standard error.
+    Every flag is also an environment variable (shown in brackets) and a key of the TOML file. Precedence: flag,
+    variable, file, default. When the server is ready, it prints its URL; logs go to standard error.
     """
     settings = load_settings(flags, config)
     try:

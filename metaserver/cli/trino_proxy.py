@@ -27,7 +27,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command("trino-proxy", context_settings=CONTEXT)
 @click.option(
-    "--trino", "coordinators", multiple=True, required=True, metavar="URL", help="A coordinator; may be given again."
+    "--trino", "coordinators", multiple=True, required=True, metavar="URL", help="URL of a coordinator; repeatable."
 )
 @click.option(
     "--catalog",
@@ -35,11 +35,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     required=True,
     metavar="NAME",
-    help="What Trino calls the catalog of this Seamark; may be given again. Statements over others go on as they are.",
+    help="Trino's name of this Seamark's catalog; repeatable. Statements over other catalogs stay unchanged.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--tls-cert", type=_FILE, help="Certificate of this proxy, with its chain (PEM): clients use https.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen on; 0 selects a free port.",
+)
+@click.option("--tls-cert", type=_FILE, help="Certificate of this proxy with its chain (PEM); enables https.")
 @click.option("--tls-key", type=_FILE, help="Its key (PEM).")
 @click.option(
     "--trino-ca", type=_FILE, help="Authorities of the coordinators' certificates (PEM). Default: the system's."
@@ -50,13 +56,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--allow-plain-http",
     is_flag=True,
-    help="Let passwords and tokens travel unencrypted beyond this machine, with a warning; else that is refused.",
+    help="Allow unencrypted passwords and tokens beyond this machine, with a warning. Default: refuse to start.",
 )
-@click.option("--trino-insecure", is_flag=True, help="Believe any certificate of a coordinator.")
+@click.option("--trino-insecure", is_flag=True, help="Accept any certificate of a coordinator.")
 @click.option(
     "--trust-forwarded",
     is_flag=True,
-    help="Another proxy is before this one, and its X-Forwarded-* headers are true. Else they are dropped.",
+    help="Trust X-Forwarded-* headers, because another proxy is in front. Default: drop them.",
 )
 @click.option(
     "--budget-ms",
@@ -64,7 +70,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="MS",
     default=1000 * Limits().budget_s,
     show_default=True,
-    help="What a statement waits for its plans; then it goes on as it came.",
+    help="Time limit for the plans of a statement; afterwards the original statement runs.",
 )
 @click.option(
     "--kept-max",
@@ -72,12 +78,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SHARE",
     default=Limits().kept_max,
     show_default=True,
-    help="Where a plan keeps more of a table's files than this, the table is read as it is.",
+    help="If a plan keeps a larger share of a table's files, the reference stays unchanged.",
 )
 @click.option(
     "--trust-time-zone",
     is_flag=True,
-    help="Trino's sql.forced-session-time-zone is not set: sessions that say UTC are in UTC, and their times prune.",
+    help="Trino's sql.forced-session-time-zone is not set: times prune in sessions with the zone UTC.",
 )
 @click.option(
     "--plans",
@@ -86,19 +92,19 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="TEXT",
     default=ProxySettings.plans,
     show_default=True,
-    help="What Trino's catalogs send in X-Seamark-Plans (iceberg.rest-catalog.http-headers): they alone see the plans.",
+    help="Value of X-Seamark-Plans in Trino's catalogs (iceberg.rest-catalog.http-headers); only they see the plans.",
 )
 @click.option(
     "--rules/--no-rules",
     default=ProxySettings.rules,
     show_default=True,
-    help="Trino's access control may have row filters and column masks: each rewritten statement is checked for them. "
-    "--no-rules saves a request for each, and lets statements wait in Trino's queue with their plans.",
+    help="Check each rewritten statement for Trino's row filters and column masks. --no-rules saves this "
+    "request, and lets rewritten statements wait in Trino's queue.",
 )
 @click.option(
     "--plan-header",
     is_flag=True,
-    help="X-Seamark-Plan tells clients how many files are left, unless rules are in force for them.",
+    help="Send file counts in X-Seamark-Plan, unless access rules are in force for the client.",
 )
 @click.option(
     "--lease",
@@ -107,7 +113,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.lease_s,
     show_default=True,
-    help="How long a plan's name is good for: a statement may wait in Trino's queue.",
+    help="Lease of a plan; it must cover the time in Trino's queue.",
 )
 @click.option(
     "--hold",
@@ -116,7 +122,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.hold_s,
     show_default=True,
-    help="Within this time a rewritten statement that fails before its first row is run again as it came.",
+    help="Time in which a rewritten statement that fails before its first row is replaced by the original.",
 )
 @click.option(
     "--statement-bytes",
@@ -124,7 +130,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="BYTES",
     default=ProxySettings.statement_bytes,
     show_default=True,
-    help="Longer statements go on unread.",
+    help="Longer statements are not parsed.",
 )
 @click.option(
     "--drain",
@@ -133,7 +139,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.drain_s,
     show_default=True,
-    help="For requests that are under way when it is told to end.",
+    help="Seconds that running requests have to finish after SIGTERM.",
 )
 @click.option(
     "--connections",
@@ -141,8 +147,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="COUNT",
     default=ProxySettings.connections,
     show_default=True,
-    help="Open connections of clients; at the limit, those that are silent or idle make room. 0: by the files that the "
-    "process may open, at most 10,000.",
+    help="Maximum number of client connections; at the limit the proxy closes silent and idle ones. 0: from the "
+    "open-files limit of the process, at most 10,000.",
 )
 @click.option(
     "--connections-per-address",
@@ -150,7 +156,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="COUNT",
     default=ProxySettings.connections_per_address,
     show_default=True,
-    help="Of them, those of one address. 0: half of them; all with --trust-forwarded.",
+    help="Maximum number of connections of one address. 0: half of them; all with --trust-forwarded.",
 )
 @click.option(
     "--header-bytes",
@@ -158,7 +164,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="BYTES",
     default=ProxySettings.header_bytes,
     show_default=True,
-    help="Largest header of a request, all fields together: prepared statements come in headers.",
+    help="Maximum size of a request header, all fields together; prepared statements are sent in headers.",
 )
 @click.option(
     "--header-timeout",
@@ -167,7 +173,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.header_timeout_s,
     show_default=True,
-    help="How long the header of a request, and a TLS handshake, may take to arrive.",
+    help="Time limit of a request header and of a TLS handshake.",
 )
 @click.option(
     "--idle-timeout",
@@ -176,7 +182,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.idle_timeout_s,
     show_default=True,
-    help="How long a connection is kept open without a request.",
+    help="Time after which a connection without a request is closed.",
 )
 @click.option(
     "--send-timeout",
@@ -185,7 +191,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.send_timeout_s,
     show_default=True,
-    help="How long a client may leave an answer unread before its connection is cut.",
+    help="Time after which a connection with an unread answer is closed.",
 )
 @click.option(
     "--body-bytes",
@@ -193,7 +199,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="BYTES",
     default=ProxySettings.body_bytes,
     show_default=True,
-    help="Largest body of a request, as it is sent.",
+    help="Maximum size of a request body, as sent.",
 )
 @click.option(
     "--body-timeout",
@@ -202,10 +208,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="SECONDS",
     default=ProxySettings.body_timeout_s,
     show_default=True,
-    help="How long a body may take to arrive, and a second more for each 64 KiB of it.",
+    help="Time limit of a request body, plus a second for each 64 KiB.",
 )
 @click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="Of the server. Default: as --home/server.json has it."
+    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
 )
 @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token, of a reader. [SEAMARK_TOKEN]")
 @settings_flags(("home", "log_level", "log_format"))
@@ -227,13 +233,13 @@ def trino_proxy(
     config: Path | None,
     **given: Any,
 ) -> None:
-    """Stands before Trino, and has it read only the files that a statement needs, by Seamark's plans.
+    """Runs a proxy in front of Trino that rewrites statements to read only the files of Seamark's plans.
 
     \b
     For instance, for Trino at port 8081 that has this Seamark as its catalog lake:
       seamark trino-proxy --trino http://127.0.0.1:8081 --catalog lake --port 8080
     Trino needs http-server.process-forwarded=true. When ready, one line says where clients connect. Any client of Trino
-    works with it; whatever goes wrong with a plan, the statement runs as it came.
+    works. If a plan fails, the original statement runs.
     """
     flags = {name: given.pop(name) for name in ("home", "log_level", "log_format")}
     configure_logging(load_settings(flags, config))

@@ -660,13 +660,13 @@ async def prepare(api: Api) -> Prepared:
 
 
 def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
-    """The reference page. What differs from run to run is replaced by what it is."""
+    """The reference page. Values that differ between runs are replaced by their names."""
     lines = [
-        "# Bad inputs, and what they are answered",
+        "# Bad inputs and their answers",
         "",
-        "Made by `python -m tests.api.bad_inputs` from the answers of a real server; a test compares them at each run.",
-        "Beyond this table the routes are fuzzed from the Iceberg REST specification and our own OpenAPI document, and",
-        "no input gets a 5xx (`tests/api/test_fuzz.py`).",
+        "`python -m tests.api.bad_inputs` generates this page from the answers of a server; a test compares them.",
+        "The tests also fuzz all routes from the Iceberg REST specification and Seamark's OpenAPI document. No input",
+        "receives a 5xx (`tests/api/test_fuzz.py`).",
     ]
     group = ""
     for bad, answer in answers:

@@ -63,9 +63,14 @@ def test_only_the_marked_section_of_the_readme_is_filled() -> None:
         readme.filled(f"{readme.END}\n{readme.BEGIN}", "new\n")
 
 
-def test_the_readme_shows_what_the_results_say() -> None:
-    text = readme.README.read_text()
-    assert readme.filled(text, readme.section()) == text, "run `python -m bench.readme`"
+def test_the_pages_show_what_the_results_say() -> None:
+    for page, content in ((readme.README, readme.headlines()), (readme.PAGE, readme.section())):
+        text = page.read_text()
+        assert readme.filled(text, content) == text, "run `python -m bench.readme`"
+
+
+def test_a_headline_of_the_readme_is_a_row_of_its_bench() -> None:
+    assert len(readme.headlines().splitlines()) == 2 + len(readme.HEADLINES)
 
 
 def test_every_claim_of_the_readme_names_a_row_that_its_bench_makes() -> None:

@@ -93,5 +93,6 @@ class Page:
 
 
 def all_pages() -> list[Page]:
-    """README and everything below docs/."""
-    return [Page(REPO / "README.md"), *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]
+    """The pages in the root and everything below docs/."""
+    top = (Page(REPO / name) for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"))
+    return [*top, *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]

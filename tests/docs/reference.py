@@ -26,72 +26,72 @@ REFERENCE = REPO / "docs" / "reference"
 WIDTH = 100
 
 ADVICE = {
-    "RequestError": "The client's to mend; never retried unchanged. Base of those below.",
-    "BadRequest": "Malformed, or impossible. The message names the field and what it may be.",
-    "InvalidArgument": "As `BadRequest`; Java clients rethrow it as `IllegalArgumentException`, which they expect.",
-    "Unauthenticated": "No login, or one that is not believed. Send `Authorization: Bearer <token>`.",
-    "Forbidden": "Known, but not allowed. The message names the role that would do, and where.",
-    "NotFound": "What was named is not there. Base of the next seven.",
+    "RequestError": "The client must change the request; a retry of the same request fails. Base of the errors below.",
+    "BadRequest": "Malformed or impossible. The message names the field and its valid values.",
+    "InvalidArgument": "As `BadRequest`; Java clients expect it and rethrow it as `IllegalArgumentException`.",
+    "Unauthenticated": "No login, or an invalid login. Send `Authorization: Bearer <token>`.",
+    "Forbidden": "The principal lacks a right. The message names the role and namespace that it needs.",
+    "NotFound": "The named object does not exist. Base of the next seven.",
     "NoSuchNamespace": "Create the namespace, parents first.",
     "NoSuchTable": "No table of this name. Was it dropped? See `GET /api/v1/dropped`.",
     "NoSuchView": "No view of this name.",
     "NoSuchFunction": "No function of this name.",
-    "NoSuchWarehouse": "The client asks for a warehouse that is not this server's; leave its `warehouse` out.",
-    "NoSuchPlanId": "The plan is not one of this table's, or its snapshot has expired since. Plan again.",
-    "NoSuchPlanTask": "The plan task is not one of this table's, or its snapshot has expired since. Plan again.",
-    "NotAcceptable": "The answer does not exist in the form that was asked for.",
-    "AlreadyExists": "The name is taken, by a table or by a view: they share one space of names. Or, of a change, "
-    "a file is in the table already: keep it.",
-    "NamespaceNotEmpty": "Drop or move what lives in the namespace first. What was dropped does not count.",
-    "RequestTimeout": "The body took longer than `body_timeout_s` and one second for each 64 KiB of it.",
-    "TooLarge": "The body is larger than the operation takes: `body_limit_bytes`, `medium_…` or `small_…`.",
-    "UnsupportedMediaType": "The body's `Content-Encoding` is not supported: send `gzip`, `deflate` or none.",
-    "ClientGone": "Nobody gets it: the client left before its request had arrived. In metrics and logs only.",
+    "NoSuchWarehouse": "The client requests a warehouse of another server; remove its `warehouse` setting.",
+    "NoSuchPlanId": "The plan is of another table, or its snapshot has expired. Plan again.",
+    "NoSuchPlanTask": "The plan task is of another table, or its snapshot has expired. Plan again.",
+    "NotAcceptable": "The answer does not exist in the requested format.",
+    "AlreadyExists": "The name is taken by a table or a view: they share a namespace. For a change: a file "
+    "is already in the table; keep it.",
+    "NamespaceNotEmpty": "Drop or move the tables and views of the namespace first. Dropped entries do not count.",
+    "RequestTimeout": "The body took longer than `body_timeout_s` plus a second for each 64 KiB.",
+    "TooLarge": "The body exceeds the limit of the operation: `body_limit_bytes`, `medium_…` or `small_…`.",
+    "UnsupportedMediaType": "The `Content-Encoding` of the body is not supported: send `gzip`, `deflate` or none.",
+    "ClientGone": "The client disconnected before its request was complete. Only in metrics and logs.",
     "Unprocessable": "Well formed, but contradicts itself or an earlier request with the same idempotency key.",
-    "CommitConflict": "Somebody else was first; nothing was changed. Refresh and retry: engines do so by themselves.",
-    "CommitUnknown": "The outcome could not be learned. Neither retry blindly nor clean up: load the table and look.",
-    "RetryLater": "A bound was met, or a part is away; nothing was changed. Wait for `Retry-After` seconds and repeat.",
-    "TooManyRequests": "A bound of this client's own was met: its principal's or its address's. Wait likewise.",
-    "StorageError": "Object storage refused in a way that a retry does not mend: permissions, a missing bucket.",
-    "ObjectMissing": "Nothing is stored at that location.",
-    "ObjectExists": "A conditional write found something there.",
-    "Corrupt": "Something stored does not read back as what it should be. The message names the file.",
-    "ConfigError": "The operator's to mend: the server does not start, exit code 2.",
+    "CommitConflict": "Another commit was first; nothing was changed. Refresh and retry, as engines do.",
+    "CommitUnknown": "The outcome is unknown. Do not retry blindly and do not delete files: load the table and check.",
+    "RetryLater": "A limit is reached or a part is unavailable; nothing changed. Retry after `Retry-After` seconds.",
+    "TooManyRequests": "A limit of the client's principal or address is reached. Retry after `Retry-After` seconds.",
+    "StorageError": "Object storage refused permanently: permissions, a missing bucket.",
+    "ObjectMissing": "No object exists at the location.",
+    "ObjectExists": "A conditional write found an existing object.",
+    "Corrupt": "A stored file is damaged. The message names it.",
+    "ConfigError": "The operator must change the settings: the server does not start, exit code 2.",
 }
 
 NOTES = {
-    "getConfig": "Lists exactly the operations that are served. `warehouse` may be left out.",
+    "getConfig": "Lists exactly the served operations. `warehouse` is optional.",
     "getToken": "Client credentials and token exchange. Deprecated by the specification; engines still use it.",
-    "listNamespaces": "Shows those that the caller has a part in.",
+    "listNamespaces": "Lists namespaces on which the caller has a role.",
     "createNamespace": "Nested to any depth; the parent must exist.",
-    "loadNamespaceMetadata": "Always names a `location`, which Trino's CTAS needs.",
+    "loadNamespaceMetadata": "Always returns a `location`, which Trino's CTAS needs.",
     "namespaceExists": "",
-    "dropNamespace": "Only an empty one; what was dropped from it does not count.",
+    "dropNamespace": "The namespace must be empty; dropped entries do not count.",
     "updateProperties": "",
-    "listTables": "Paged where asked; without `pageToken` and `pageSize`, everything.",
+    "listTables": "Paged on request; without `pageToken` and `pageSize` the list is complete.",
     "createTable": "Format versions 1, 2 and 3; `stage-create`.",
-    "listFunctions": "Read only, as in the standard; nothing over HTTP creates functions yet.",
+    "listFunctions": "Read-only, as in the standard; `PUT` of Seamark's API creates functions.",
     "loadFunction": "As above.",
-    "planTableScan": "Completed at once and without a plan id, as a rule; long answers as plan tasks.",
-    "fetchPlanningResult": "For plans that had to read more than `plan_async_files` entries of manifests first.",
+    "planTableScan": "Usually completed immediately, without a plan id; long answers have plan tasks.",
+    "fetchPlanningResult": "For plans that must first read more than `plan_async_files` manifest entries.",
     "cancelPlanning": "As above.",
-    "fetchScanTasks": "Plan tasks are signed and stateless: any replica answers them, as long as the snapshot lives.",
-    "registerTable": "The file must lie below the warehouse or an allowed location. `overwrite` is known.",
+    "fetchScanTasks": "Plan tasks are signed and stateless: any replica answers them while the snapshot exists.",
+    "registerTable": "The file must be in the warehouse or an allowed location. `overwrite` is supported.",
     "loadTable": "`snapshots=all` and `refs`; ETag and 304; gzip.",
     "updateTable": "All update actions and requirements of the specification.",
-    "dropTable": "Undroppable for `drop_retention_s`. `purgeRequested` deletes the files after it, not at once.",
+    "dropTable": "Can be restored for `drop_retention_s`. `purgeRequested` deletes the files after that time.",
     "tableExists": "",
-    "unregisterTable": "Forgets the name and keeps every file. Not undroppable: register it again.",
-    "loadCredentials": "The server's own keys, where `s3_client_access` is `static`; else an empty list.",
-    "signRequest": "Where `s3_client_access` is `signing` or `static`; inside the one table only.",
-    "renameTable": "Also to another namespace. Files stay where they are.",
+    "unregisterTable": "Removes the name and keeps all files. Undrop is not possible: register the table again.",
+    "loadCredentials": "The server's keys if `s3_client_access` is `static`; else an empty list.",
+    "signRequest": "If `s3_client_access` is `signing` or `static`; only inside the table.",
+    "renameTable": "Also to another namespace. Files are not moved.",
     "reportMetrics": "Kept for `metrics_retention_s`; `GET /api/v1/tables/{namespace}/{table}/metrics` reads them.",
     "commitTransaction": "All tables or none.",
-    "listViews": "Paged as tables are.",
-    "createView": "Takes an `Idempotency-Key`, too, though the specification does not ask for it.",
+    "listViews": "Paged like tables.",
+    "createView": "Also takes an `Idempotency-Key`, beyond the specification.",
     "loadView": "",
     "replaceView": "",
-    "dropView": "Undroppable, as tables are.",
+    "dropView": "Can be restored like tables.",
     "viewExists": "",
     "renameView": "",
     "registerView": "",
@@ -101,10 +101,9 @@ NOTES = {
 def cli_page() -> str:
     """Every command with its help, as a terminal of 100 columns shows it."""
     parts = [
-        "# Commands\n\nWritten by `python -m tests.docs.reference` from the commands themselves. The flags of "
-        "`seamark serve` are the\n[settings](settings.md), one each; other commands take those settings that tell them "
-        "where the database is.\nWrong settings end any command with exit code 2 and one paragraph that names the "
-        "setting and where it came from.\n\n"
+        "# Commands\n\n`python -m tests.docs.reference` generates this page. The flags of `seamark serve` are the\n"
+        "[settings](settings.md); other commands take the settings that locate the database. With invalid settings a\n"
+        "command exits with code 2 and names the setting and its source.\n\n"
     ]
     for path, command in _commands(cli, "seamark"):
         if isinstance(command, click.Group) and path != "seamark":
@@ -133,16 +132,16 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "Written by `python -m tests.docs.reference` from `metaserver/errors.py`. Every refusal, on every route, has",
-        "the shape of the Iceberg REST specification:",
+        "`python -m tests.docs.reference` generates this page from `metaserver/errors.py`. Every error on every route",
+        "has the format of the Iceberg REST specification:",
         "",
         "```json",
         '{"error": {"message": "Table does not exist: a.b", "type": "NoSuchTableException", "code": 404, "stack": []}}',
         "```",
         "",
-        "The message says what was wrong and what to do. `X-Request-Id` in the answer leads to the log line. A request",
-        "that is wrong is never answered with a 5xx. An unexpected 500 (`InternalServerError`) is a bug of ours; its",
-        "message is the request id.",
+        "The message states the problem and the remedy. `X-Request-Id` in the answer identifies the log line.",
+        "An invalid request never receives a 5xx. An unexpected 500 (`InternalServerError`) is a bug in Seamark;",
+        "its message is the request id.",
         "",
         "| error | status | `type` on the wire | what to do |",
         "|---|--:|---|---|",
@@ -152,8 +151,8 @@ def errors_page() -> str:
         lines.append(f"| {kind.__name__} | {status} | `{kind.type}` | {ADVICE[kind.__name__]} |")
     lines += [
         "",
-        "`POST /v1/oauth/tokens` answers in OAuth's own form (`error`, `error_description`), as clients expect there.",
-        "What nonsense was tried on every route, and what came back, is in [bad inputs](bad-inputs.md).",
+        "`POST /v1/oauth/tokens` answers in OAuth's format (`error`, `error_description`), as clients expect.",
+        "[Bad inputs](bad-inputs.md) lists invalid requests for every route with their answers.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -180,10 +179,10 @@ def operations_page() -> str:
     lines = [
         "# Iceberg REST operations",
         "",
-        "Written by `python -m tests.docs.reference` from Iceberg's specification (the copy in `tests/api/spec/`) and",
-        f"the router. Of its {len(known)} operations {len(served)} are served. In a URL, `{{prefix}}` is left out,",
-        "unless the server has the setting [`prefix`](settings.md#prefix). What Seamark has besides the standard is in",
-        "[openapi.json](openapi.json).",
+        "`python -m tests.docs.reference` generates this page from Iceberg's specification (`tests/api/spec/`) and",
+        f"the router. The server implements {len(served)} of its {len(known)} operations. Omit `{{prefix}}` in a URL,",
+        "unless the server has the setting [`prefix`](settings.md#prefix). [openapi.json](openapi.json) describes",
+        "Seamark's own API.",
         "",
         "| operation | method and path | served | key | notes |",
         "|---|---|---|---|---|",
@@ -194,11 +193,11 @@ def operations_page() -> str:
         lines.append(f"| {one.id} | `{one.endpoint}` | {yes} | {key} | {NOTES[one.id]} |")
     lines += [
         "",
-        "*key*: takes an `Idempotency-Key` (a UUID of version 7). A repeat with the same key gets the first answer for",
-        "[`idempotency_ttl_s`](settings.md#idempotency_ttl_s); the same key with another request is a 422. Planning",
-        "changes nothing: its operations take a key, and answer a repeat anew.",
+        "*key*: takes an `Idempotency-Key` (a UUID of version 7). A repeat with the same key receives the first answer",
+        "for [`idempotency_ttl_s`](settings.md#idempotency_ttl_s); the same key with a different request is a 422.",
+        "Planning changes nothing: its operations accept a key and compute a repeat again.",
         "",
-        "Namespaces of several levels stand in paths with `%1F` between the levels.",
+        "In paths, `%1F` separates the levels of a namespace.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -88,7 +88,7 @@ _CREATED_SCHEMA: dict[str, Any] = {
 _GRANT_QUERY = (
     Parameter("principal", "query", "Whose.", {"type": "string"}, True),
     Parameter("role", "query", "Which.", _ROLE, True),
-    Parameter("namespace", "query", "Levels joined by 0x1F; absent for the whole catalog.", {"type": "string"}),
+    Parameter("namespace", "query", "Levels joined by 0x1F; omit it for the whole catalog.", {"type": "string"}),
 )
 _FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
@@ -112,7 +112,7 @@ class _Grant(msgspec.Struct, forbid_unknown_fields=True):
 
 @describe(
     "listTokens",
-    "All tokens that were ever made, without their secrets",
+    "Lists all tokens, including revoked tokens, without their secrets",
     tags=("access",),
     parameters=PAGING,
     answers=(ResponseSpec(200, "One page, by name", page_schema("tokens", "Token")), _FORBIDDEN),
@@ -135,13 +135,13 @@ async def list_tokens(request: web.Request) -> web.Response:
 
 @describe(
     "createToken",
-    f"Makes a bearer token, for {TTL_S_MAX} seconds at most or for ever",
+    f"Creates a bearer token that expires after at most {TTL_S_MAX} seconds or never",
     tags=("access",),
     body=_CREATE_BODY,
     answers=(
-        ResponseSpec(201, "The token, which nothing shows again", _CREATED_SCHEMA),
+        ResponseSpec(201, "The token; no later request shows it", _CREATED_SCHEMA),
         _FORBIDDEN,
-        ResponseSpec(409, "There is a live token of this name"),
+        ResponseSpec(409, "A valid token of this name exists"),
     ),
 )
 async def create(request: web.Request) -> web.Response:
@@ -158,10 +158,10 @@ async def create(request: web.Request) -> web.Response:
 
 @describe(
     "revokeToken",
-    "Ends the live token of this name, and all access tokens made from it, at once",
+    "Revokes the token of this name and all its access tokens",
     tags=("access",),
     parameters=(Parameter("name", "path", "Name of the token.", {"type": "string"}, True),),
-    answers=(ResponseSpec(204, "Revoked"), _FORBIDDEN, ResponseSpec(404, "No live token has this name")),
+    answers=(ResponseSpec(204, "Revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
 )
 async def revoke(request: web.Request) -> web.Response:
     allow(request, ())
@@ -172,9 +172,9 @@ async def revoke(request: web.Request) -> web.Response:
 
 @describe(
     "listGrants",
-    "Who has which role where, as far as the caller is an admin there; one's own always",
+    "Lists grants: the caller's own, and those on namespaces where the caller is an admin",
     tags=("access",),
-    parameters=(Parameter("principal", "query", "Only this one's.", {"type": "string"}), *PAGING),
+    parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
     answers=(ResponseSpec(200, "One page, by principal", page_schema("grants", "Grant")),),
 )
 async def list_grants(request: web.Request) -> web.Response:
@@ -202,7 +202,7 @@ async def list_grants(request: web.Request) -> web.Response:
 
 @describe(
     "addGrant",
-    "Gives a role on a namespace and all below it; giving it again changes nothing",
+    "Grants a role on a namespace and everything below it; idempotent",
     tags=("access",),
     body={**GRANT_SCHEMA, "required": ["principal", "role"], "additionalProperties": False},
     answers=(ResponseSpec(204, "Given"), ResponseSpec(403, "Needs the role admin on that namespace")),
@@ -218,13 +218,13 @@ async def add_grant(request: web.Request) -> web.Response:
 
 @describe(
     "removeGrant",
-    "Takes a role back",
+    "Removes a grant",
     tags=("access",),
     parameters=_GRANT_QUERY,
     answers=(
         ResponseSpec(204, "Taken"),
         ResponseSpec(403, "Needs the role admin on that namespace"),
-        ResponseSpec(404, "There is no such grant"),
+        ResponseSpec(404, "No such grant"),
     ),
 )
 async def remove_grant(request: web.Request) -> web.Response:
@@ -241,7 +241,7 @@ async def remove_grant(request: web.Request) -> web.Response:
 
 @describe(
     "listAudit",
-    "Who changed what and who was refused, oldest first. Written in batches: the newest moments may gain some",
+    "Lists audit records, oldest first. Records are written in batches, so the newest can appear late",
     tags=("access",),
     parameters=PAGING,
     answers=(ResponseSpec(200, "One page", page_schema("records", "AuditRecord")), _FORBIDDEN),

@@ -38,7 +38,11 @@ _READY = {
 
 
 @describe(
-    "healthz", "The process lives", tags=("operation",), answers=(ResponseSpec(200, "Alive", _HEALTH),), public=True
+    "healthz",
+    "Liveness: the process runs",
+    tags=("operation",),
+    answers=(ResponseSpec(200, "Alive", _HEALTH),),
+    public=True,
 )
 async def healthz(request: web.Request) -> web.Response:
     return _json(200, {"status": "alive"})
@@ -46,9 +50,9 @@ async def healthz(request: web.Request) -> web.Response:
 
 @describe(
     "readyz",
-    "The server can serve now: database and storage answer and can be written, and it is not draining",
+    "Readiness: database and storage answer and accept writes, and the server is not draining",
     tags=("operation",),
-    answers=(ResponseSpec(200, "Ready", _READY), ResponseSpec(503, "Not ready, and why", _READY)),
+    answers=(ResponseSpec(200, "Ready", _READY), ResponseSpec(503, "Not ready, with the failed checks", _READY)),
     public=True,
 )
 async def readyz(request: web.Request) -> web.Response:

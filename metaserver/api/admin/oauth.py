@@ -67,12 +67,12 @@ class _Refusal(Exception):
 
 @describe(
     "getToken",
-    "An access token for client credentials, or for another token (OAuth 2.0, form-encoded; RFC 6749 and 8693)",
+    "Returns an access token for client credentials or another token (OAuth 2.0, form-encoded; RFC 6749 and 8693)",
     tags=("access",),
     answers=(
         ResponseSpec(200, "The token", _TOKEN_SCHEMA),
-        ResponseSpec(400, "The request or the token to exchange will not do", _REFUSAL_SCHEMA),
-        ResponseSpec(401, "The credentials are not believed", _REFUSAL_SCHEMA),
+        ResponseSpec(400, "The request or the token to exchange is invalid", _REFUSAL_SCHEMA),
+        ResponseSpec(401, "The credentials are invalid", _REFUSAL_SCHEMA),
     ),
     public=True,
 )

@@ -43,7 +43,7 @@ _COUNT = {"type": "integer"}
 _ID = {"type": ["integer", "null"]}
 _FILTER: dict[str, Any] = {"description": "An expression of the Iceberg REST specification."}
 _KEY = Parameter(
-    HEADER, "header", "A UUID of version 7: a repeat with the same key gets the first answer.", {"type": "string"}
+    HEADER, "header", "UUID of version 7: a repeat with the same key receives the first answer.", {"type": "string"}
 )
 
 _BODY: dict[str, Any] = {
@@ -171,16 +171,19 @@ COMMITTED_SCHEMA: dict[str, Any] = {
 
 @describe(
     "commitChange",
-    "Commits a change: files added and removed, what was read. The server makes the snapshot",
+    "Commits a change: files added, files removed, rows read. The server creates the snapshot",
     tags=("commits",),
     parameters=(NAMESPACE, TABLE, _KEY),
     body=_BODY,
     answers=(
-        ResponseSpec(200, "It is committed", {"$ref": "#/components/schemas/Committed"}),
+        ResponseSpec(200, "The change is committed", {"$ref": "#/components/schemas/Committed"}),
         ResponseSpec(400, "The change does not fit the table, or contradicts itself"),
         ResponseSpec(404, "No such table"),
-        ResponseSpec(409, "It collides with what was committed since it read; nothing was changed"),
-        ResponseSpec(500, "CommitStateUnknownException: nobody can tell; a producer may send it again and find out"),
+        ResponseSpec(409, "The change conflicts with a commit after its read snapshot; nothing was changed"),
+        ResponseSpec(
+            500,
+            "CommitStateUnknownException: the outcome is unknown; a producer can repeat the request to determine it",
+        ),
     ),
 )
 async def commit_change(request: web.Request) -> web.Response:

@@ -55,7 +55,7 @@ _UNDROP_BODY: dict[str, Any] = {
         "name": {"type": ["string", "null"], "description": "A new name."},
     },
 }
-_ID = Parameter("id", "path", "The id of the dropped entry, as listed.", {"type": "string"}, True)
+_ID = Parameter("id", "path", "Id of the dropped entry, from the list.", {"type": "string"}, True)
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
 
 
@@ -66,7 +66,7 @@ class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @describe(
     "listDropped",
-    "What was dropped and can still be undropped",
+    "Lists dropped entries that can be restored",
     tags=("dropped",),
     parameters=(
         Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
@@ -84,12 +84,12 @@ async def list_dropped(request: web.Request) -> web.Response:
 
 @describe(
     "undrop",
-    "Brings a dropped table or view back, under its old name or another",
+    "Restores a dropped table or view, under its old name or a new name",
     tags=("dropped",),
     parameters=(_ID,),
     body=_UNDROP_BODY,
     answers=(
-        ResponseSpec(200, "Where it is now", {"type": "object", "required": list(_ENTRY), "properties": _ENTRY}),
+        ResponseSpec(200, "The restored entry", {"type": "object", "required": list(_ENTRY), "properties": _ENTRY}),
         _NOT_FOUND,
         ResponseSpec(409, "The name is taken"),
     ),
@@ -109,7 +109,7 @@ async def undrop(request: web.Request) -> web.Response:
 
 @describe(
     "purgeDropped",
-    "Deletes a dropped table's files now, or a dropped view for good; it cannot be undropped afterwards",
+    "Deletes the files of a dropped table, or a dropped view, permanently; undrop is then impossible",
     tags=("dropped",),
     parameters=(_ID,),
     answers=(ResponseSpec(204, "Purged"), _NOT_FOUND),
@@ -124,7 +124,7 @@ async def purge_dropped(request: web.Request) -> web.Response:
 
 @describe(
     "listTableMetrics",
-    "Scan and commit reports that engines sent about a table",
+    "Lists the scan and commit reports that engines sent for a table",
     tags=("metrics",),
     parameters=(NAMESPACE, TABLE, *PAGING),
     answers=(

@@ -74,14 +74,11 @@ _FILTERS = (
     Parameter(
         "since",
         "query",
-        "The position to continue from, exclusive. Omitted: from the first instant; `latest`: only new instants.",
+        "Position to continue from, exclusive. Default: the beginning; `latest`: only later instants.",
         {"type": "string"},
     ),
     Parameter(
-        "limit",
-        "query",
-        f"The largest number of instants; default {DEFAULT_LIMIT}.",
-        {"type": "integer", "minimum": 1},
+        "limit", "query", f"Maximum number of instants; default {DEFAULT_LIMIT}.", {"type": "integer", "minimum": 1}
     ),
     Parameter("action", "query", "Only this action.", {"type": "string"}),
     Parameter("state", "query", "Only this state.", {"enum": [state.value for state in InstantState]}),
@@ -101,7 +98,7 @@ _ANSWERS = (
 
 @describe(
     "listTimeline",
-    "What happened in the catalog: list, read since, long-poll, or stream",
+    "Reads the timeline of the catalog: list, read from a position, long-poll, or stream",
     tags=("timeline",),
     parameters=_FILTERS,
     answers=_ANSWERS,
@@ -114,10 +111,10 @@ async def list_timeline(request: web.Request) -> web.StreamResponse:
 
 @describe(
     "listTableTimeline",
-    "What happened to one table or view, over all its names; to a name that is gone, what happened under it",
+    "Reads the timeline of a table or view under all its names, or of a name that no longer exists",
     tags=("timeline",),
     parameters=(NAMESPACE, TABLE, *_FILTERS),
-    answers=(*_ANSWERS, ResponseSpec(404, "Nothing has or had this name")),
+    answers=(*_ANSWERS, ResponseSpec(404, "No table or view has or had this name")),
     waits=True,
 )
 async def list_table_timeline(request: web.Request) -> web.StreamResponse:

@@ -23,7 +23,7 @@ _PLACE_MAX = 2**63 - 1
 
 PAGING = (
     Parameter("pageToken", "query", "The next-page-token of the previous answer.", {"type": "string"}),
-    Parameter("pageSize", "query", "The largest number of items in the answer.", {"type": "integer", "minimum": 1}),
+    Parameter("pageSize", "query", "Maximum number of items.", {"type": "integer", "minimum": 1}),
 )
 
 

@@ -20,8 +20,8 @@ _VALUE = re.compile(r"[!-~]{1,100}")
 AUDIENCE = Parameter(
     HEADER,
     "header",
-    "The value that the adapter and the engine's catalog share. With it, plans are snapshots of the table instead of "
-    "named tables.",
+    "The audience: a value that the proxy and the engine's catalog share. With it, plans are snapshots of"
+    " the table instead of plan tables.",
     {"type": "string", "pattern": "^[!-~]{1,100}$"},
 )
 

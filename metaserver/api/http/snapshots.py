@@ -17,7 +17,8 @@ SNAPSHOT = (
     Parameter(
         "as-of",
         "query",
-        "Milliseconds since the epoch, instead of snapshot-id: the current snapshot at that time, by the snapshot log.",
+        "Milliseconds since the epoch, instead of snapshot-id: the snapshot that was current at this time, by"
+        " the table's snapshot log.",
         {"type": "integer"},
     ),
 )

@@ -68,9 +68,9 @@ _COUNT = {"type": "integer"}
 
 _BUILD = Parameter("build", "path", "The id of the build.", {"type": "string"}, True)
 _AT = (NAMESPACE, TABLE, INDEX, _BUILD)
-_ONE = ResponseSpec(200, "The current state of the build", {"$ref": "#/components/schemas/IndexBuild"})
+_ONE = ResponseSpec(200, "The state of the build", {"$ref": "#/components/schemas/IndexBuild"})
 _NO_BUILD = ResponseSpec(404, "No such table, index or build")
-_ENDED = ResponseSpec(409, "The build has ended, or another request has replaced an index file first")
+_ENDED = ResponseSpec(409, "The build has ended, or another build replaced an index file first")
 
 
 class _RegisteredFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 
 @describe(
     "startIndexBuild",
-    "Begins to build an index: an instant on the timeline, and a folder for its index files",
+    "Starts a build of an index: creates an instant on the timeline and a folder for its index files",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     body={
@@ -120,9 +120,9 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     },
     answers=(
         _ONE,
-        ResponseSpec(400, "The index is paused, or not well defined"),
+        ResponseSpec(400, "The index is paused or its definition is invalid"),
         NO_INDEX,
-        ResponseSpec(409, "Exclusive, and another build of the index is under way"),
+        ResponseSpec(409, "The request is exclusive and another build of the index runs"),
     ),
 )
 async def start_index_build(request: web.Request) -> web.Response:
@@ -182,7 +182,7 @@ async def start_index_build(request: web.Request) -> web.Response:
 
 @describe(
     "loadIndexBuild",
-    "How far a build is",
+    "Returns the progress of a build",
     tags=("indexes",),
     parameters=_AT,
     answers=(_ONE, _NO_BUILD),
@@ -194,18 +194,18 @@ async def load_index_build(request: web.Request) -> web.Response:
 
 @describe(
     "listIndexBuildFiles",
-    "Data files that the index does not cover, of the current snapshot and then of those that branches and tags name; "
-    "ask again until there is none",
+    "Lists data files that the index does not cover, in the current snapshot and then in the snapshots of"
+    " branches and tags; repeat until the list is empty",
     tags=("indexes",),
     parameters=(
         *_AT,
-        Parameter("page-token", "query", "As in the last answer's next-page-token.", {"type": "string"}),
-        Parameter("limit", "query", "Most files answered.", {"type": "integer", "minimum": 1}),
+        Parameter("page-token", "query", "The next-page-token of the previous answer.", {"type": "string"}),
+        Parameter("limit", "query", "Maximum number of files.", {"type": "integer", "minimum": 1}),
     ),
     answers=(
         ResponseSpec(
             200,
-            "One page, of the snapshots that were current or named at the first",
+            "One page, of the snapshots that were current or referenced at the first page",
             {
                 "type": "object",
                 "required": ["snapshot-id", "files", "next-page-token"],
@@ -268,7 +268,7 @@ def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[d
 
 @describe(
     "registerIndexFiles",
-    "Index files that a build has written: each is checked, and from then on plans use it",
+    "Registers index files of a build: the server checks each file, and plans use it afterwards",
     tags=("indexes",),
     parameters=_AT,
     body={
@@ -294,8 +294,8 @@ def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[d
         },
     },
     answers=(
-        ResponseSpec(200, "The build as it stands", {"$ref": "#/components/schemas/IndexBuild"}),
-        ResponseSpec(400, "A file is not what the build was to write; none is registered"),
+        ResponseSpec(200, "The state of the build", {"$ref": "#/components/schemas/IndexBuild"}),
+        ResponseSpec(400, "A file is not an index file of this build; no file is registered"),
         _NO_BUILD,
         _ENDED,
     ),
@@ -318,7 +318,7 @@ async def register_index_files(request: web.Request) -> web.Response:
 
 @describe(
     "finishIndexBuild",
-    "Ends a build; what it has registered stays",
+    "Ends a build; its registered index files stay",
     tags=("indexes",),
     parameters=_AT,
     body={

@@ -69,7 +69,7 @@ class _FolderFile(NamedTuple):
 
 @describe(
     "quarantineIndexFile",
-    "Puts an index file aside that an audit found wrong: plans use it no more, and what it described is missing",
+    "Quarantines an index file that an audit found wrong: plans no longer use it, and its data files are uncovered",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     body={
@@ -89,7 +89,7 @@ class _FolderFile(NamedTuple):
     answers=(
         ResponseSpec(
             200,
-            "How the index file is listed now",
+            "The state of the index file",
             {
                 "type": "object",
                 "required": ["location", "state", "reason"],
@@ -100,7 +100,7 @@ class _FolderFile(NamedTuple):
                 },
             },
         ),
-        ResponseSpec(400, "No reason is given"),
+        ResponseSpec(400, "The reason is missing"),
         ResponseSpec(404, "No such table or index, or no such index file of it"),
     ),
 )
@@ -133,7 +133,7 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
 
 @describe(
     "recordIndexAudit",
-    "Records that all live index files of an index were verified, so that nobody does it again soon",
+    "Records that all live index files of an index were verified, so that the next audit is due later",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     body={
@@ -196,13 +196,13 @@ async def record_index_audit(request: web.Request) -> web.Response:
 
 @describe(
     "rebuildIndexRegistry",
-    "Registers the index files in the table's folder that the registry lacks, as after a lost database",
+    "Registers index files in the table's folder that the registry lacks, for example after the loss of the database",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE),
     answers=(
         ResponseSpec(
             200,
-            "What was found; asked again, it finds nothing more",
+            "The registered files; a repeat registers nothing",
             {
                 "type": "object",
                 "required": ["folder", "known", "registered", "redundant", "left-out", "left-out-files"],

@@ -39,7 +39,7 @@ class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 @describe(
     "listUnheldFiles",
-    "Which data files of some live index files no snapshot of the table holds any more",
+    "Lists data files in live index files that no snapshot of the table contains",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     body={
@@ -51,8 +51,8 @@ class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     answers=(
         ResponseSpec(
             200,
-            "By location the numbers, from 0, of data files in the index file; complete is false where not all "
-            "snapshots were looked through, and then none is told",
+            "By location the numbers, from 0, of data files in the index file. If complete is false, not all "
+            "snapshots were read, and no file is listed",
             {
                 "type": "object",
                 "required": ["unheld", "complete"],

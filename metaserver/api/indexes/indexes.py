@@ -145,8 +145,8 @@ _BODY: dict[str, Any] = {
 }
 INDEX = Parameter("index", "path", "The name of the index.", {"type": "string"}, True)
 NO_INDEX = ResponseSpec(404, "No such table, or no such index")
-_ONE = ResponseSpec(200, "The current state of the index", {"$ref": "#/components/schemas/Index"})
-_CONFLICT = ResponseSpec(409, "Other commits to the table came first; try again")
+_ONE = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schemas/Index"})
+_CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry")
 
 
 class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -174,13 +174,13 @@ def _body_with(names: tuple[str, ...]) -> type[IndexBody]:
 
 @describe(
     "listIndexes",
-    "A table's indexes: definition, coverage of the current snapshot, size, health, use",
+    "Lists the indexes of a table: definition, coverage of the current snapshot, size, health, use",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE),
     answers=(
         ResponseSpec(
             200,
-            "All of them, by name; those that partition specs make last",
+            "All indexes, by name; bucket indexes of partition specs last",
             {
                 "type": "object",
                 "required": ["snapshot-id", "indexes"],
@@ -208,7 +208,7 @@ async def list_indexes(request: web.Request) -> web.Response:
 
 @describe(
     "loadIndex",
-    "One index, with its index files",
+    "Returns an index with its index files",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     answers=(_ONE, NO_INDEX),
@@ -222,11 +222,11 @@ async def load_index(request: web.Request) -> web.Response:
 
 @describe(
     "putIndex",
-    "Defines an index, or changes one; what the body leaves out stays as it is",
+    "Defines or changes an index; fields that the body omits stay unchanged",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     body=_BODY,
-    answers=(_ONE, ResponseSpec(400, "The definition makes no sense; the message says why"), NO_INDEX, _CONFLICT),
+    answers=(_ONE, ResponseSpec(400, "The definition is invalid; the message states the reason"), NO_INDEX, _CONFLICT),
 )
 async def put_index(request: web.Request) -> web.Response:
     namespace, name = path_namespace(request), check_name(path_name(request, "index"))
@@ -250,7 +250,7 @@ async def put_index(request: web.Request) -> web.Response:
 
 @describe(
     "dropIndex",
-    "Drops an index; its index files go with the next cleaning, and until then defining it again finds them",
+    "Drops an index; the next housekeeping round deletes its index files, and until then a new definition reuses them",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE, INDEX),
     answers=(ResponseSpec(204, "Dropped"), NO_INDEX, _CONFLICT),

@@ -223,7 +223,7 @@ class _AnswerFile:
 
 @describe(
     "selectRows",
-    "Which rows of which files match a predicate, by bitmap indexes",
+    "Finds the rows that match a predicate in each file, by bitmap indexes",
     tags=("indexes",),
     parameters=(NAMESPACE, TABLE),
     body=_BODY,
@@ -234,7 +234,7 @@ class _AnswerFile:
             "-, rows as binary or as a list, the rest as metadata of its schema",
             {"$ref": "#/components/schemas/Bitmap"},
         ),
-        ResponseSpec(400, "The predicate makes no sense; the message says where"),
+        ResponseSpec(400, "The predicate is invalid; the message states the position"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
         ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),

@@ -186,13 +186,13 @@ class _KeyQuery:
 
 @describe(
     "lookupKeys",
-    "The rows that have these keys, in a snapshot: data file and position, by a record index",
+    "Finds the rows of keys in a snapshot, as data file and position, by a record index",
     tags=("indexes",),
     parameters=(
         NAMESPACE,
         TABLE,
-        Parameter("index", "query", "As in the body, for a body in Arrow.", {"type": "string"}),
-        Parameter("partitions", "query", "As in the body, for a body in Arrow.", {"type": "boolean"}),
+        Parameter("index", "query", "The same as in the body, for an Arrow body.", {"type": "string"}),
+        Parameter("partitions", "query", "The same as in the body, for an Arrow body.", {"type": "boolean"}),
         *SNAPSHOT,
     ),
     body=_BODY,
@@ -203,7 +203,9 @@ class _KeyQuery:
             "position, undecided, the rest as metadata of its schema",
             {"$ref": "#/components/schemas/Lookup"},
         ),
-        ResponseSpec(400, "A key is no value of its column, or no such record index; the message says which"),
+        ResponseSpec(
+            400, "A key is not a value of its column, or the record index does not exist; the message states which"
+        ),
         ResponseSpec(404, "No such table, or no such index"),
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
         ResponseSpec(413, f"More than {KEYS_MAX:,} keys, {JSON_KEYS_MAX:,} in JSON, or too many rows"),

@@ -64,7 +64,7 @@ _PAGING = (
     Parameter(
         "limit",
         "query",
-        f"The largest number of items. JSON: default and limit are the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
+        f"Maximum number of items. JSON: by default and at most the setting page_limit; Arrow: {ARROW_LIMIT:,}.",
         {"type": "integer", "minimum": 1},
     ),
 )
@@ -116,7 +116,7 @@ PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
 
 @describe(
     "listFiles",
-    "The live files of a table's snapshot, or of some of its partitions: data files, then delete files",
+    "Lists the live files of a snapshot, or of some of its partitions: data files, then delete files",
     tags=("metadata",),
     parameters=(
         NAMESPACE,
@@ -148,7 +148,7 @@ async def list_files(request: web.Request) -> web.StreamResponse:
 
 @describe(
     "listColumnStats",
-    "Statistics of one column in the data files of some partitions, or of all: bounds and counts, file by file",
+    "Lists the statistics of a column in the data files of all or some partitions: bounds and counts for each file",
     tags=("metadata",),
     parameters=(
         NAMESPACE,
@@ -179,7 +179,7 @@ async def list_column_stats(request: web.Request) -> web.StreamResponse:
 
 @describe(
     "listPartitions",
-    "The partitions of a table's snapshot, with what their files add up to",
+    "Lists the partitions of a snapshot with totals of their files",
     tags=("metadata",),
     parameters=(NAMESPACE, TABLE, _PREFIX, *SNAPSHOT, *_PAGING),
     answers=_answers("Partitions, in the order of their first files", "partitions", "Partition"),

@@ -179,14 +179,14 @@ class _Explain(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 @describe(
     "explain",
-    "How a scan would be planned: files and bytes stage by stage, and what of the predicate is of use",
+    "Explains the plan of a scan: files and bytes after each stage, and the parts of the predicate that prune",
     tags=("metadata",),
     parameters=(NAMESPACE, TABLE),
     body=_BODY_SCHEMA,
     answers=(
         ResponseSpec(200, "The plan, stage by stage", {"$ref": "#/components/schemas/Explanation"}),
-        ResponseSpec(400, "The predicate or a join makes no sense; the message says where"),
-        ResponseSpec(404, "No such table, or none that a join names"),
+        ResponseSpec(400, "The predicate or a join is invalid; the message states the position"),
+        ResponseSpec(404, "No such table, or a table of a join does not exist"),
     ),
 )
 async def explain(request: web.Request) -> web.Response:

@@ -91,14 +91,14 @@ class _Renewed(msgspec.Struct, rename="kebab"):
 
 @describe(
     "renewPlanTable",
-    "Makes the name of a plan table good for longer",
+    "Renews the lease of a plan table",
     tags=("metadata",),
     parameters=(NAMESPACE, TABLE),
     body=_BODY_SCHEMA,
     answers=(
-        ResponseSpec(200, "When it ends now", _LEASE_SCHEMA),
-        ResponseSpec(400, "The lease makes no sense"),
-        ResponseSpec(404, "No plan table of that name is there any more"),
+        ResponseSpec(200, "The new end of the lease", _LEASE_SCHEMA),
+        ResponseSpec(400, "The lease is invalid"),
+        ResponseSpec(404, "No plan table of this name exists"),
     ),
 )
 async def renew_plan_table(request: web.Request) -> web.Response:
@@ -118,13 +118,13 @@ async def renew_plan_table(request: web.Request) -> web.Response:
 
 @describe(
     "leasePlanSnapshots",
-    "Sets how long plans that were made with X-Seamark-Plans are shown as snapshots of the table",
+    "Renews or ends the leases of plan snapshots, created with X-Seamark-Plans",
     tags=("metadata",),
     parameters=(NAMESPACE, TABLE, AUDIENCE),
     body=_SNAPSHOTS_SCHEMA,
     answers=(
-        ResponseSpec(200, "How many of the plans there are", _LEASED_COUNT_SCHEMA),
-        ResponseSpec(400, "The ids or the lease make no sense, or the header is missing"),
+        ResponseSpec(200, "The number of existing plans", _LEASED_COUNT_SCHEMA),
+        ResponseSpec(400, "The ids or the lease are invalid, or the header is missing"),
     ),
 )
 async def lease_plan_snapshots(request: web.Request) -> web.Response:

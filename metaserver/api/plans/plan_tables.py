@@ -178,14 +178,15 @@ DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], _PlanTableAnswer]] = 
 
 @describe(
     "makePlanTable",
-    "Makes what a plan keeps of a table a table of its own, which any engine reads by its name until a lease ends",
+    "Creates a plan table: the files that a plan keeps, as a table that any engine can read by its name "
+    "until its lease ends",
     tags=("metadata",),
     parameters=(NAMESPACE, TABLE, AUDIENCE),
     body=_BODY_SCHEMA,
     answers=(
         ResponseSpec(200, "The plan, and its name", {"$ref": "#/components/schemas/PlanTable"}),
-        ResponseSpec(400, "The filter, a join or the snapshot makes no sense; the message says why"),
-        ResponseSpec(404, "No such table, or none that a join names"),
+        ResponseSpec(400, "The filter, a join or the snapshot is invalid; the message states the reason"),
+        ResponseSpec(404, "No such table, or a table of a join does not exist"),
     ),
 )
 async def make_plan_table(request: web.Request) -> web.Response:

@@ -141,14 +141,14 @@ class _PlanViewAnswer(msgspec.Struct, rename="kebab"):
 
 @describe(
     "makePlanView",
-    "Makes a view over plan tables a view of its own, which Trino reads by its name until a lease ends",
+    "Creates a plan view: a view over plan tables, which Trino can read by its name until its lease ends",
     tags=("metadata",),
     parameters=(NAMESPACE, _VIEW, AUDIENCE),
     body=_BODY_SCHEMA,
     answers=(
         ResponseSpec(200, "Its name", _ANSWER_SCHEMA),
-        ResponseSpec(400, "The view's text does not name those tables there, or the predicate makes no sense"),
-        ResponseSpec(404, "No such view, it has changed since, or a plan is gone"),
+        ResponseSpec(400, "The view's text does not name these tables at these positions, or the predicate is invalid"),
+        ResponseSpec(404, "No such view, it has changed, or a plan no longer exists"),
     ),
 )
 async def make_plan_view(request: web.Request) -> web.Response:

@@ -39,10 +39,8 @@ _NAME = Parameter("function", "path", "The name of the function.", {"type": "str
     parameters=(NAMESPACE, _NAME),
     body={"type": "object", "description": "Function metadata of the Iceberg UDF spec, format version 1."},
     answers=(
-        ResponseSpec(
-            200, "As the standard's loadFunction answers from now on", {"type": "object", "required": ["metadata"]}
-        ),
-        ResponseSpec(400, "Not metadata of the UDF spec, or of another function-uuid than the name has"),
+        ResponseSpec(200, "The answer of the standard's loadFunction", {"type": "object", "required": ["metadata"]}),
+        ResponseSpec(400, "Not metadata of the UDF spec, or the function-uuid differs from the existing function"),
         ResponseSpec(404, "No such namespace"),
     ),
 )
@@ -55,7 +53,7 @@ async def put_function(request: web.Request) -> web.Response:
 
 @describe(
     "dropFunction",
-    "Drops a function for good: put it again to have it back",
+    "Drops a function permanently; it cannot be restored",
     tags=("functions",),
     parameters=(NAMESPACE, _NAME),
     answers=(ResponseSpec(204, "Dropped"), ResponseSpec(404, "No such function")),

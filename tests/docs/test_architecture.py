@@ -1,0 +1,85 @@
+"""ARCHITECTURE.md, CONTRIBUTING.md and the glossary name paths, targets, classes and terms that exist."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from tests.docs.pages import REPO, Page, all_pages
+
+ROOTS = ("metaserver", "connector", "cache", "tests", "bench", "docs", "deploy")
+_PATH = re.compile(rf"(?:{'|'.join(ROOTS)})/[\w./-]*")
+GLOSSARY = REPO / "docs" / "glossary.md"
+
+
+def _paths(page: Page) -> set[str]:
+    return {code for code in page.inline_code if _PATH.fullmatch(code)}
+
+
+@pytest.mark.parametrize(("name", "least"), [("ARCHITECTURE.md", 30), ("CONTRIBUTING.md", 5)])
+def test_every_path_of_the_page_exists(name: str, least: int) -> None:
+    paths = _paths(Page(REPO / name))
+    assert len(paths) >= least
+    assert {path for path in paths if not (REPO / path).exists()} == set()
+
+
+def test_the_map_names_every_package() -> None:
+    text = (REPO / "ARCHITECTURE.md").read_text()
+    layers = (REPO / ".importlinter").read_text()
+    named = set(re.findall(r"\w+", text))
+    for contract in ("rooms", "planner", "index", "iceberg", "api", "connector"):
+        section = layers.partition(f"[importlinter:contract:{contract}]")[2].partition("\nexhaustive")[0]
+        packages = set(re.findall(r"\w+", section.partition("layers =")[2]))
+        assert packages
+        assert packages - named - {"app", "openapi"} == set(), contract  # the last two are modules
+
+
+def test_every_target_of_the_contributors_page_is_in_the_makefile() -> None:
+    text = (REPO / "CONTRIBUTING.md").read_text()
+    made = set(re.findall(r"^([\w-]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"\bmake ([\w-]+)", "\n".join(Page(REPO / "CONTRIBUTING.md").inline_code)))
+    named |= set(re.findall(r"^make ([\w-]+)", text, flags=re.MULTILINE))
+    assert {"test", "lint", "venv"} <= named
+    assert named - made == set()
+
+
+def _rows() -> list[tuple[str, str, str]]:
+    """(term, meaning, source) of all tables of the glossary."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", GLOSSARY.read_text(), flags=re.MULTILINE)
+    return [row for row in rows if row[0] != "term"]
+
+
+def _named_classes() -> list[str]:
+    """Classes in the first two columns: ours. The third column says where a term comes from."""
+    texts = " ".join(f"{term} {meaning}" for term, meaning, _ in _rows())
+    return sorted({name for name in re.findall(r"`(\w+)`", texts) if name[0].isupper()})
+
+
+@cache
+def _sources() -> str:
+    """Code and documents, without the glossary, as one text in lower case."""
+    code = [path for root in ROOTS[:3] for ending in ("py", "pyx") for path in (REPO / root).rglob(f"*.{ending}")]
+    pages = [page.path for page in all_pages() if page.path != GLOSSARY]
+    return "\n".join(path.read_text() for path in (*code, *pages)).lower()
+
+
+@pytest.mark.parametrize("name", _named_classes())
+def test_a_class_of_the_glossary_exists(name: str) -> None:
+    assert re.search(rf"^class {name.lower()}\b", _sources(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("term", [row[0].strip("`") for row in _rows()])
+def test_a_term_of_the_glossary_is_used(term: str) -> None:
+    pattern = re.escape(term.lower()).replace(r"\ ", r"[\s_-]*").replace(r"\-", r"[\s_-]*")
+    assert re.search(pattern, _sources())
+
+
+def test_the_glossary_names_each_term_once_with_its_meaning_and_source() -> None:
+    rows = _rows()
+    assert len(rows) > 60
+    assert len({term for term, _, _ in rows}) == len(rows)
+    lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
+    heads = [line for line in lines if line.startswith("| term ")]
+    assert len(lines) - len(heads) == len(rows), "a line of a table does not have three cells"

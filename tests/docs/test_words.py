@@ -1,0 +1,89 @@
+"""Documents, settings, routes and commands use no word of `banned_words.txt`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+
+import click
+import pytest
+
+from metaserver.cli.main import cli
+from metaserver.settings import Settings
+from tests.docs.pages import REPO, Page, all_pages
+from tests.docs.words import BANNED, find_banned, read_rules
+
+RULES = read_rules(BANNED.read_text())
+QUOTING = {"bad-inputs.md"}
+"""Pages that quote the messages of the server: the tests of the code check these."""
+PAGES = [page for page in all_pages() if page.path.name not in QUOTING]
+_FENCED = re.compile(r"^\s*```\w*\s*$.*?^\s*```\s*$", re.MULTILINE | re.DOTALL)
+_FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
+
+
+def _prose(page: Page) -> str:
+    """The text outside of fenced blocks, with the same line numbers."""
+    return _FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.text)
+
+
+def _descriptions(node: object) -> Iterator[str]:
+    """Every summary of an operation in an OpenAPI document."""
+    if isinstance(node, dict):
+        if isinstance(summary := node.get("summary"), str):
+            yield summary
+        for value in node.values():
+            yield from _descriptions(value)
+
+
+def _help(command: click.Command) -> Iterator[str]:
+    yield command.help or ""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield parameter.help or ""
+    if isinstance(command, click.Group):
+        for name in command.commands:
+            yield from _help(command.commands[name])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_page_uses_no_banned_word(page: Page) -> None:
+    assert list(find_banned(_prose(page), RULES)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_page_refers_to_no_document_outside_of_the_repository(page: Page) -> None:
+    assert _FOREIGN.findall(page.text) == []
+
+
+def test_settings_use_no_banned_word() -> None:
+    texts = [field.metadata["description"] for field in fields(Settings)]
+    assert len(texts) > 50
+    assert list(find_banned("\n\n".join(texts), RULES)) == []
+
+
+def test_summaries_of_routes_use_no_banned_word() -> None:
+    document = json.loads((REPO / "docs" / "reference" / "openapi.json").read_text())
+    texts = list(_descriptions(document["paths"]))
+    assert len(texts) > 30
+    assert list(find_banned("\n\n".join(texts), RULES)) == []
+
+
+def test_help_of_commands_uses_no_banned_word() -> None:
+    texts = list(_help(cli))
+    assert len(texts) > 100
+    assert list(find_banned("\n\n".join(texts), RULES)) == []
+
+
+def test_a_banned_word_is_found_across_lines_and_not_in_code() -> None:
+    rules = read_rules("# a comment\n\\bis told\\b\treceives\n")
+    assert list(find_banned("a\nclient is\ntold", rules)) == ["2: 'is\\ntold': write receives"]
+    assert list(find_banned("`is told` and [this](is told.md)", rules)) == ["1: 'is told': write receives"]
+    assert list(find_banned("`is told` and [this](is-told.md)", rules)) == []
+
+
+@pytest.mark.parametrize("line", [r"\bis told\b", "\\bis told\\b\t ", "\\bis told\\b receives"])
+def test_a_rule_without_a_replacement_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="no tab"):
+        read_rules(line)

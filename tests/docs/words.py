@@ -1,0 +1,47 @@
+"""The words that documents, docstrings and messages avoid: `banned_words.txt`, read into rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BANNED = Path(__file__).with_name("banned_words.txt")
+_CODE = re.compile(r"`[^`]*`")
+_TARGET = re.compile(r"\]\([^)\s]*\)")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`pattern` must not occur; `instead` is the suggestion that the failing test prints."""
+
+    pattern: re.Pattern[str]
+    instead: str
+
+
+def read_rules(text: str) -> list[Rule]:
+    """ValueError for a line without a tab, re.error for a pattern that does not compile."""
+    rules = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        pattern, tab, instead = line.partition("\t")
+        if not tab or not instead.strip():
+            raise ValueError(f"no tab and no replacement: {line!r}")
+        rules.append(Rule(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), instead))
+    return rules
+
+
+def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
+    """`line: "words": write …` for each hit; phrases are found across line breaks too."""
+    prose = _TARGET.sub("]()", _CODE.sub(_blank, text))
+    for rule in rules:
+        for match in rule.pattern.finditer(prose):
+            line = prose.count("\n", 0, match.start()) + 1
+            yield f"{line}: {match[0]!r}: write {rule.instead}"
+
+
+def _blank(code: re.Match[str]) -> str:
+    """As many lines as `code` has, so that line numbers stay right."""
+    return "`" + "\n" * code[0].count("\n") + "`"
