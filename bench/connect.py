@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from connector.spark.session import EXTENSIONS, catalog_conf
+from seamark.connector.spark.session import EXTENSIONS, catalog_conf
 
 CATALOG = "sea"
 

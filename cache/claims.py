@@ -14,7 +14,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from cache.envelope import key_digest
+from seamark.cache.envelope import key_digest
 
 
 class Claims:

@@ -23,9 +23,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
-from cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
-from cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_name
-from cache.tier import Payload, TierStats, parts_of
+from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
+from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_name
+from seamark.cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
 """Smaller files are read: a mapping costs a further system call, and separate pages."""

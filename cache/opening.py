@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from cache.claims import Claims
-from cache.disk import DiskTier
-from cache.memory import MemoryCache
-from cache.stack import Stack
+from seamark.cache.claims import Claims
+from seamark.cache.disk import DiskTier
+from seamark.cache.memory import MemoryCache
+from seamark.cache.stack import Stack
 
 V = TypeVar("V")
 

@@ -17,10 +17,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from cache.claims import Claims
-from cache.memory import CacheStats, MemoryCache
-from cache.single_flight import SingleFlight
-from cache.tier import Payload, Tier, TierStats, parts_of
+from seamark.cache.claims import Claims
+from seamark.cache.memory import CacheStats, MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.cache.tier import Payload, Tier, TierStats, parts_of
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -29,7 +29,7 @@ from aiohttp import http_exceptions, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
-from metaserver.errors import RequestTimeout, TooManyRequests
+from seamark.metaserver.errors import RequestTimeout, TooManyRequests
 
 CONNECTIONS_MAX = 10_000
 _CONNECTIONS_LEAST = 4

@@ -23,9 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from metaserver.errors import ConfigError
-from metaserver.settings import Settings
-from metaserver.wire import encode_json
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.wire import encode_json
 
 PRIVATE_UMASK = 0o077
 _OTHERS = 0o077

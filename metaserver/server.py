@@ -24,42 +24,42 @@ import uvloop
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
-from metaserver.access.audit import open_audit
-from metaserver.access.authenticator import open_authenticator
-from metaserver.access.authorizer import Authorizer
-from metaserver.access.guard import check_binding, check_logins, is_loopback
-from metaserver.access.keyring import REFRESH_S, open_keyring
-from metaserver.api.app import build_app
-from metaserver.api.http.errors import error_response
-from metaserver.api.http.metrics import ServerMetrics
-from metaserver.api.http.parts import ServerParts
-from metaserver.catalog.catalog import open_catalog
-from metaserver.catalog.claims import fill_rest
-from metaserver.clock import Clock, SystemClock
-from metaserver.commits.group_commit import open_commits
-from metaserver.connections import (
+from seamark.metaserver.access.audit import open_audit
+from seamark.metaserver.access.authenticator import open_authenticator
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
+from seamark.metaserver.access.keyring import REFRESH_S, open_keyring
+from seamark.metaserver.api.app import build_app
+from seamark.metaserver.api.http.errors import error_response
+from seamark.metaserver.api.http.metrics import ServerMetrics
+from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.catalog.catalog import open_catalog
+from seamark.metaserver.catalog.claims import fill_rest
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.commits.group_commit import open_commits
+from seamark.metaserver.connections import (
     Answers,
     ConnectionLimits,
     ConnectionRunner,
     connections_max,
     raise_descriptor_limit,
 )
-from metaserver.errors import CommitConflict, ConfigError, SeamarkError
-from metaserver.home import prepare_home
-from metaserver.index.files.cleaning import Cleaner
-from metaserver.index.files.indexes import open_indexes
-from metaserver.index.files.registry import Registry
-from metaserver.index.files.usage import Usage
-from metaserver.objects.router import open_objects
-from metaserver.planner.plan.location_checks import LocationChecker
-from metaserver.planner.plan.planner import open_planner
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import TakeLease
-from metaserver.timeline.timeline import open_timeline
-from metaserver.timeline.webhooks import open_webhooks
-from metaserver.tls import Certificate
-from metaserver.wire import INDEX_FOLDER
+from seamark.metaserver.errors import CommitConflict, ConfigError, SeamarkError
+from seamark.metaserver.home import prepare_home
+from seamark.metaserver.index.files.cleaning import Cleaner
+from seamark.metaserver.index.files.indexes import open_indexes
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.plan.location_checks import LocationChecker
+from seamark.metaserver.planner.plan.planner import open_planner
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import TakeLease
+from seamark.metaserver.timeline.timeline import open_timeline
+from seamark.metaserver.timeline.webhooks import open_webhooks
+from seamark.metaserver.tls import Certificate
+from seamark.metaserver.wire import INDEX_FOLDER
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
@@ -144,7 +144,7 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
         yield None
         return
     try:
-        tracing = importlib.import_module("metaserver.api.http.tracing")
+        tracing = importlib.import_module("seamark.metaserver.api.http.tracing")
     except ModuleNotFoundError as error:
         raise ConfigError(f"otel_endpoint needs the OpenTelemetry SDK ({error}): install seamark[otel]") from None
     async with tracing.open_tracing(settings) as tracer:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from metaserver.errors import ConfigError
+from seamark.metaserver.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SEAMARK_"
 CONFIG_VARIABLE = "SEAMARK_CONFIG"

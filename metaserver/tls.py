@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from metaserver.errors import ConfigError
+from seamark.metaserver.errors import ConfigError
 
 CA_VARIABLE = "SEAMARK_CA"
 """The environment variable for a PEM file with authorities that our clients trust in addition to the system's."""

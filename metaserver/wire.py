@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from metaserver.errors import BadRequest
+from seamark.metaserver.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
 """Separator of namespace levels in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""

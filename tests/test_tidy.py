@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metaserver import errors
+from seamark.metaserver import errors
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("metaserver", "connector", "cache")

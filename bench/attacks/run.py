@@ -20,11 +20,11 @@ import psutil
 from bench.attacks.attackers import ATTACKS
 from bench.report import Report, Row
 from bench.run import names_of, parser_of, run_benches
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.api.client import Api, set_properties
 from tests.api.planned import append, tens
 from tests.server.rig import Running

@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 import pyroaring
 
 from bench.report import OURS, Report, Row
-from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
-from metaserver.index.kinds import bitmap
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.bits import positions
-from metaserver.index.kinds.slices import slice_count
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
+from seamark.metaserver.index.kinds import bitmap
+from seamark.metaserver.index.kinds.bitmap import Bitmap
+from seamark.metaserver.index.kinds.bits import positions
+from seamark.metaserver.index.kinds.slices import slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.report import OURS, Report, Row
-from connector.index.files import DataFile, IndexTask, index_data_files
-from connector.parquet.columns import Projection, read_columns
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.files.definitions import define
+from seamark.connector.index.files import DataFile, IndexTask, index_data_files
+from seamark.connector.parquet.columns import Projection, read_columns
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.files.definitions import define
 
 FILES, ROWS = 4, 1_000_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000

@@ -26,14 +26,14 @@ import pyarrow.parquet as pq
 
 from bench.hudi import Peer, session
 from bench.report import OURS, Report, Row
-from connector.client.indexes import IndexClient
-from connector.client.storage import Storage
-from connector.index.builds import InProcess, build
-from connector.write.appends import append
-from metaserver.index.files.index_file import open_index_file
-from metaserver.index.keys.hashing import hash_rows
-from metaserver.index.keys.keys import keys_of
-from metaserver.index.kinds.record import Record
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.write.appends import append
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.keys.hashing import hash_rows
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.kinds.record import Record
 from tests.services.seamark import Seamark
 
 KEYS, QUICK_KEYS = 1_000_000, 20_000

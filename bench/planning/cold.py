@@ -28,9 +28,9 @@ from bench.planning.tables import Table, table
 from bench.planning.warm import JAVA, PYICEBERG
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, on_core
-from metaserver.iceberg.manifests.avro import read_container
-from metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
-from metaserver.index.blocks.block import encode_block
+from seamark.metaserver.iceberg.manifests.avro import read_container
+from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
+from seamark.metaserver.index.blocks.block import encode_block
 
 SIZES = (10_000, 100_000, 1_000_000)
 DECODE_GOAL = 200_000

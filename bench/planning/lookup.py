@@ -34,9 +34,9 @@ from bench.planning.tables import CACHE, Table, table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, Target, on_core
 from bench.wire import Request
-from metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
-from metaserver.planner.lookup.prefix import parse_prefix
-from metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.prefix import parse_prefix
+from seamark.metaserver.planner.scan.request import ScanRequest
 
 COLUMN = "quantity"
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")

@@ -11,16 +11,16 @@ from typing import Any
 
 from bench.planning.plans import Plan, fingerprint
 from bench.planning.tables import Table
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.objects.router import open_objects
-from metaserver.planner.plan.planner import Planner, open_planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.settings import Settings
 
 
 class OurPlanner:

@@ -21,11 +21,11 @@ from pyspark.sql import SparkSession
 
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.spark import FACT, write_table
-from connector.client.indexes import IndexClient
-from connector.index.builds import build
-from connector.spark.frames.clustering import Through, cluster
-from connector.spark.index_job import SparkWorkers
-from connector.spark.session import connect
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import build
+from seamark.connector.spark.frames.clustering import Through, cluster
+from seamark.connector.spark.index_job import SparkWorkers
+from seamark.connector.spark.session import connect
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 from tests.services.spark import spark_session

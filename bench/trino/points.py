@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from connector.client.indexes import IndexClient
-from connector.write.appends import TARGET_BYTES, WrittenFiles, destination, write_batches
-from connector.write.target import WriteTarget
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import TARGET_BYTES, WrittenFiles, destination, write_batches
+from seamark.connector.write.target import WriteTarget
 from tests.services.seamark import Seamark
 
 NAMESPACE, TABLE, ALONE = "bench", "points", "one"

@@ -23,7 +23,7 @@ from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Answer, Client
 from bench.trino.lake import LAYOUTS, Layout, lake
-from connector.client.client import SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from tests.services.trino import trino_server
 from tests.services.trino_proxy import trino_proxy
 

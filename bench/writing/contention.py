@@ -32,16 +32,16 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import served
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
-from connector.arrow.partitions import transformed
-from connector.client.client import CURRENT, SeamarkClient
-from connector.client.errors import ClientError
-from connector.client.indexes import IndexClient
-from connector.index.builds import InProcess, build
-from connector.read.scans import TaskReader, wanted_of
-from connector.read.tables import open_table, plan
-from connector.write.appends import append
-from connector.write.upserts import upsert
-from metaserver.iceberg.expressions.expression import TRUE
+from seamark.connector.arrow.partitions import transformed
+from seamark.connector.client.client import CURRENT, SeamarkClient
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import upsert
+from seamark.metaserver.iceberg.expressions.expression import TRUE
 
 WRITERS, TIMES, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5

@@ -24,7 +24,7 @@ from bench.writing.writers import (
     forget,
     versions_of,
 )
-from connector.spark.session import CATALOG_CLASS, SHUFFLE_FREE, add_catalog
+from seamark.connector.spark.session import CATALOG_CLASS, SHUFFLE_FREE, add_catalog
 
 HASH_JOIN = {"spark.sql.join.preferSortMergeJoin": "false"}
 NO_GROUP_FILTER = {"spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled": "false"}

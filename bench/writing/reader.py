@@ -1,7 +1,7 @@
 """When are rows that bitmap indexes choose read faster than by Iceberg's own reader, and what does a full scan cost?
 
 One Spark, two tables, two readers, the same query in turns: `format("seamark")` with the predicate, and Iceberg's
-reader over the files that the server planned; then what `connector.spark.session.read` makes of it, one of the two.
+reader over the files that the server planned; then what `seamark.connector.spark.session.read` makes of it, one of the two.
 Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more key,
 by which each file is in order, few row groups hold all rows of a value. All three must find the same.
 
@@ -32,14 +32,14 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake, lake
 from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, create, kept, making, metadata_of, register
 from bench.writing.writers import AnswersDiffer, read_since, reads
-from connector.client.client import CURRENT, SeamarkClient
-from connector.index.builds import InProcess, build
-from connector.read.scans import bound_filter
-from connector.read.tables import open_table
-from connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
-from connector.spark.session import read
-from connector.write.appends import WrittenFiles, destination, write_batches
-from connector.write.target import WriteTarget
+from seamark.connector.client.client import CURRENT, SeamarkClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.tables import open_table
+from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
+from seamark.connector.spark.session import read
+from seamark.connector.write.appends import WrittenFiles, destination, write_batches
+from seamark.connector.write.target import WriteTarget
 
 
 @dataclass(frozen=True)

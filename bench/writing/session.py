@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from bench.writing.tables import BASES, NAMESPACE, Base
 from bench.writing.writers import OurTable
-from connector.client.indexes import IndexClient
-from connector.spark.session import connect
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.spark.session import connect
 from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
 

@@ -29,9 +29,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.client.client import SeamarkClient
-from connector.write.appends import WrittenFiles, destination, write_batches
-from connector.write.target import WriteTarget
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.appends import WrittenFiles, destination, write_batches
+from seamark.connector.write.target import WriteTarget
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 

@@ -41,7 +41,7 @@ from bench.writing.writers import (
     read_since,
     reads,
 )
-from connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.equality_upserts import EQUALITY
 
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (20_000, 40_000)
 COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000

@@ -16,11 +16,11 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, cloned, register
-from connector.client.indexes import IndexClient
-from connector.index.builds import InProcess, build
-from connector.spark.frames.upserts import DRIVER_ROWS
-from connector.spark.frames.writes import write
-from connector.write.upserts import upsert
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.spark.frames.upserts import DRIVER_ROWS
+from seamark.connector.spark.frames.writes import write
+from seamark.connector.write.upserts import upsert
 
 MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 DDL = ", ".join(f"{name} {'bigint' if kind == 'long' else kind}" for name, kind in COLUMNS.items())
@@ -99,14 +99,14 @@ class _Ours:
 
 
 class PythonWriter(_Ours):
-    """`connector.write.upserts`, in this process, of rows in memory."""
+    """`seamark.connector.write.upserts`, in this process, of rows in memory."""
 
     def upsert(self, batch: Batch) -> None:
         upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], way=self._way)
 
 
 class SparkWriter(_Ours):
-    """`connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the driver would
+    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the driver would
     do."""
 
     def __init__(self, name: str, table: OurTable, *, way: str | None = None, by_tasks: bool = False) -> None:

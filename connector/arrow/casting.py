@@ -21,11 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaserver.iceberg.expressions.arrow import arrow_array, plain_type
-from metaserver.iceberg.files.parquet import FIELD_ID
-from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import decode_json
+from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
+from seamark.metaserver.iceberg.files.parquet import FIELD_ID
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import decode_json
 
 Mask = npt.NDArray[np.bool_]
 

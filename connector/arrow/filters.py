@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaserver.iceberg.expressions.arrow import arrow_array
-from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.types.transforms import IDENTITY, function
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import FLOATS, Value, decimal_scale, unscaled_floor
+from seamark.metaserver.iceberg.expressions.arrow import arrow_array
+from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import FLOATS, Value, decimal_scale, unscaled_floor
 
 Mask = npt.NDArray[np.bool_]
 

@@ -1,6 +1,6 @@
 """Rows by partition: the transforms of a spec over Arrow columns, and which rows make the same tuple.
 
-The rule kept: a row goes where `metaserver.iceberg.types.transforms` says that its values go, which is where Java's
+The rule kept: a row goes where `seamark.metaserver.iceberg.types.transforms` says that its values go, which is where Java's
 writers put it. Numbers and strings are computed a column at a time; what is left, wide decimals and the buckets of
 decimals, by that very function, once for each distinct value. Values are in the form of `expressions.py`.
 """
@@ -18,12 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.arrow.casting import UNKNOWN, Unwritable
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.murmur3 import murmur3
-from metaserver.iceberg.types.schema import Schema, StructType
-from metaserver.iceberg.types.transforms import (
+from seamark.connector.arrow.casting import UNKNOWN, Unwritable
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.murmur3 import murmur3
+from seamark.metaserver.iceberg.types.schema import Schema, StructType
+from seamark.metaserver.iceberg.types.transforms import (
     IDENTITY,
     UNITS_PER_DAY,
     VOID,
@@ -32,9 +32,9 @@ from metaserver.iceberg.types.transforms import (
     result_type,
     width_of,
 )
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import FLOATS, decimal_scale, encode_json
-from metaserver.index.keys.keys import Keys, has_codes, keys_of, mask_of
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale, encode_json
+from seamark.metaserver.index.keys.keys import Keys, has_codes, keys_of, mask_of
 
 Longs = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]

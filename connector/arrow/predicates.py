@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from connector.client.errors import BadRequest
-from metaserver.deferred import Deferred
-from metaserver.errors import RequestError
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import Expression
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.types.schema import Schema
+from seamark.connector.client.errors import BadRequest
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import RequestError
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.types.schema import Schema
 
 if TYPE_CHECKING:
-    from metaserver.iceberg.expressions import sql
+    from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.expressions.sql")  # every worker of Spark imports this module, and few parse SQL
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")  # every worker of Spark imports this module, and few parse SQL
 
 
 def exactly(where: str | Any, schema: Schema) -> Expression:

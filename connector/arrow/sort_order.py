@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.arrow.partitions import PartitionTerm, column_at, term_of, transformed
-from metaserver.iceberg.metadata.sort_order import SortOrder
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import IDENTITY, VOID
-from metaserver.index.keys.keys import has_codes, keys_of, mask_of
+from seamark.connector.arrow.partitions import PartitionTerm, column_at, term_of, transformed
+from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID
+from seamark.metaserver.index.keys.keys import has_codes, keys_of, mask_of
 
 _NAN = np.uint64(2**64 - 1)
 

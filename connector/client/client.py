@@ -22,10 +22,10 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from connector.client.errors import ServerFailed, Unreachable, error_of
-from connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
-from metaserver.tls import trusted_by_clients
-from metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.connector.client.errors import ServerFailed, Unreachable, error_of
+from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
+from seamark.metaserver.tls import trusted_by_clients
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _CONNECTIONS = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from connector.client.client import Name, SeamarkClient, table_path
+from seamark.connector.client.client import Name, SeamarkClient, table_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from connector.client.client import At, LoadedTable, Name
-from connector.client.errors import NotFound
-from connector.client.indexes import Index, IndexClient
-from connector.client.storage import Storage
-from connector.index.files import IndexTask
-from connector.index.verification import Verdict, verify_index_file
-from connector.parquet.columns import Projection
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.files.definitions import of_id
-from metaserver.index.keys.hashing import file_ids
+from seamark.connector.client.client import At, LoadedTable, Name
+from seamark.connector.client.errors import NotFound
+from seamark.connector.client.indexes import Index, IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import IndexTask
+from seamark.connector.index.verification import Verdict, verify_index_file
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files.definitions import of_id
+from seamark.metaserver.index.keys.hashing import file_ids
 
 _TRIES = 5
 """To see an index and its snapshot at one time while others commit."""

@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from connector.client.client import Name
-from connector.client.errors import ClientError
-from connector.client.indexes import IndexClient
-from connector.client.storage import Storage
-from connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
-from connector.parquet.columns import Projection
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.index.files.definitions import of_id
-from metaserver.index.keys.hashing import file_ids
+from seamark.connector.client.client import Name
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.files.definitions import of_id
+from seamark.metaserver.index.keys.hashing import file_ids
 
 PASSES_MAX = 64
 """How often a build asks anew for what was committed meanwhile; then it ends, and the next one goes on."""

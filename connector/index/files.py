@@ -18,18 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.client.storage import Storage
-from connector.parquet.columns import Projection, read_columns
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.files.puffin import Part
-from metaserver.iceberg.types.transforms import IDENTITY, function
-from metaserver.iceberg.types.types import base_name
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.index_file import FilesTable, assemble
-from metaserver.index.keys.hashing import file_ids
-from metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
-from metaserver.index.keys.terms import LOWER, Term
-from metaserver.index.kinds.kinds import KINDS
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.columns import Projection, read_columns
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.files.puffin import Part
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.index_file import FilesTable, assemble
+from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
+from seamark.metaserver.index.keys.terms import LOWER, Term
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
 """What a key of an integer type is above its value: as a code, and as 16 bytes (`keys.py`)."""

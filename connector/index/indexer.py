@@ -20,10 +20,10 @@ from typing import Any
 
 import structlog
 
-from connector.client.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
-from connector.client.indexes import Index, IndexClient
-from connector.index.audits import verify_some
-from connector.index.builds import (
+from seamark.connector.client.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
+from seamark.connector.client.indexes import Index, IndexClient
+from seamark.connector.index.audits import verify_some
+from seamark.connector.index.builds import (
     DEFAULT_LIMITS,
     ClusterFailed,
     GroupLimits,
@@ -33,12 +33,12 @@ from connector.index.builds import (
     begun_build,
     build,
 )
-from connector.index.merges import FANOUT, Registered, due, merge_index_files
-from connector.index.verification import Verdict
-from metaserver.clock import SystemClock
-from metaserver.errors import SeamarkError
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.files.definitions import read_definitions
+from seamark.connector.index.merges import FANOUT, Registered, due, merge_index_files
+from seamark.connector.index.verification import Verdict
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files.definitions import read_definitions
 
 PASSES_MAX = 8
 """Of one build, so that a table that is written to without a pause keeps no other waiting."""

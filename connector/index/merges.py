@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from connector.client.storage import Storage
-from connector.index.files import WrittenIndex
-from metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
-from metaserver.index.kinds.kinds import KINDS
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import WrittenIndex
+from seamark.metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20

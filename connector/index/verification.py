@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from connector.index.files import DataFile, IndexTask, keys_of_file
-from metaserver.errors import Corrupt
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.index.files.index_file import FilesTable, UnknownVersion, open_index_file
-from metaserver.index.keys.keys import Keys
-from metaserver.index.kinds.kinds import KINDS
+from seamark.connector.index.files import DataFile, IndexTask, keys_of_file
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.index.files.index_file import FilesTable, UnknownVersion, open_index_file
+from seamark.metaserver.index.keys.keys import Keys
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 KEYS_SAMPLED = 50
 """Of each sampled data file, for kinds that are asked key by key."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyarrow import fs
 
-from metaserver.iceberg.files.budget import decoded_budget
-from metaserver.iceberg.files.parquet import InDoubt, Unreadable, has_ids, places_of
-from metaserver.iceberg.files.parquet_reading import BoundedParquet
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.files.budget import decoded_budget
+from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.types.schema import Schema
 
 DECODED_BYTES = 4 << 30
 """Memory that the columns of one file may take; a file whose columns take more is not indexed."""

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from connector.arrow.casting import UNKNOWN, file_name_of
-from metaserver.iceberg.expressions.ranges import after_prefix
-from metaserver.iceberg.metadata.properties import as_int
-from metaserver.iceberg.metadata.sort_order import SortOrder
-from metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
-from metaserver.iceberg.types.transforms import name_of
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import FLOATS, encode
+from seamark.connector.arrow.casting import UNKNOWN, file_name_of
+from seamark.metaserver.iceberg.expressions.ranges import after_prefix
+from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
+from seamark.metaserver.iceberg.types.transforms import name_of
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import FLOATS, encode
 
 DEFAULT_MODE = "write.metadata.metrics.default"
 COLUMN_MODE = "write.metadata.metrics.column."

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaserver.iceberg.files import thrift
-from metaserver.iceberg.files.thrift import I64, Fields
+from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files.thrift import I64, Fields
 
 ROWS_A_STEP = 1024
 """Whether rows are far enough apart is told by how many stretches of so many they are in."""

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaserver.iceberg.expressions.arrow import arrow_array, plain_type
-from metaserver.iceberg.files.parquet import FIELD_ID, InDoubt, has_ids, id_of
-from metaserver.iceberg.types.schema import Field, ListType, MapType, StructType, Type
-from metaserver.iceberg.types.values import Value, decode_json
+from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
+from seamark.metaserver.iceberg.files.parquet import FIELD_ID, InDoubt, has_ids, id_of
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, StructType, Type
+from seamark.metaserver.iceberg.types.values import Value, decode_json
 
 Convert = Callable[[pa.Array], pa.Array]
 

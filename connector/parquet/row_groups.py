@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaserver.iceberg.expressions.arrow import plain_type
-from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
-from metaserver.iceberg.files.parquet import InDoubt, places_of
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.iceberg.expressions.arrow import plain_type
+from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
+from seamark.metaserver.iceberg.files.parquet import InDoubt, places_of
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.iceberg.types.values import FLOATS
 
 _WHOLE = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
 _COMPARED = _WHOLE | FLOATS | {"string"}

@@ -19,11 +19,11 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from cache.memory import MemoryCache
-from connector.client.client import table_path
-from connector.client.errors import NotFound, ServerFailed, Unreachable, error_of
-from metaserver.tls import trusted_by_clients
-from metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.cache.memory import MemoryCache
+from seamark.connector.client.client import table_path
+from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, error_of
+from seamark.metaserver.tls import trusted_by_clients
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from connector.plans.async_client import JoinRequest, KnownTable, Name
-from connector.plans.scan import Scan
+from seamark.connector.plans.async_client import JoinRequest, KnownTable, Name
+from seamark.connector.plans.scan import Scan
 
 DEPTH_MAX = 4
 JOINS_MAX = 32

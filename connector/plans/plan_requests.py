@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from connector.client.errors import ClientError, NotFound, Refused
-from connector.plans.async_client import JoinOutcome, Name, PlanTableAnswer, PlanTableRequest, Seamark
-from connector.plans.joins import Partner, PlannedScan, depth_first
+from seamark.connector.client.errors import ClientError, NotFound, Refused
+from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableAnswer, PlanTableRequest, Seamark
+from seamark.connector.plans.joins import Partner, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
 """Of the time that is left: a question without joins is to have some, too."""

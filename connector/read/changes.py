@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import BadRequest
-from connector.read.tables import OpenTable, ScanTask, plan
-from metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.read.tables import OpenTable, ScanTask, plan
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 INSERT, DELETE = "insert", "delete"
 OPERATION = "operation"

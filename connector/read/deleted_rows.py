@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cache.memory import MemoryCache
-from connector.client.storage import Storage
-from metaserver.errors import BadRequest
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.index.blocks.packing import MISSING, Longs
-from metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeletedKeys, DeleteFile, Positions, decoded
-from metaserver.index.keys.hashing import hash_halves
-from metaserver.index.keys.keys import keys_of
-from metaserver.index.keys.terms import resolve_id
+from seamark.cache.memory import MemoryCache
+from seamark.connector.client.storage import Storage
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeletedKeys, DeleteFile, Positions, decoded
+from seamark.metaserver.index.keys.hashing import hash_halves
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.keys.terms import resolve_id
 
 KEPT_BYTES = 256 << 20
 """Of delete files that apply to many data files."""

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaserver.iceberg.files.parquet import InDoubt
-from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.types.schema import Field
+from seamark.metaserver.iceberg.files.parquet import InDoubt
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.metaserver.iceberg.types.schema import Field
 
 ROW_ID_NAME, LAST_UPDATED_NAME = "_row_id", "_last_updated_sequence_number"
 LINEAGE = (

@@ -29,26 +29,26 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pyroaring
 
-from connector.arrow.filters import Mask, check_filter, matching
-from connector.arrow.predicates import exactly
-from connector.client.client import CURRENT, At, Name, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.client.storage import Storage
-from connector.parquet.pages import Pages
-from connector.parquet.projection import Projected, identified, parse_name_mapping
-from connector.parquet.row_groups import RowGroups
-from connector.read.deleted_rows import Deletes
-from connector.read.lineage import LINEAGE, NAMES, Inherited
-from connector.read.tables import OpenTable, ScanTask, open_table, plan, with_rows
-from metaserver.iceberg.expressions.arrow import plain_type
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, predicates_of
-from metaserver.iceberg.expressions.residuals import Residuals
-from metaserver.iceberg.files.parquet import InDoubt, Unreadable
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.schema import Field, Schema, StructType
-from metaserver.iceberg.types.transforms import IDENTITY, canonical, result_type
-from metaserver.iceberg.types.values import Value, decode_json
+from seamark.connector.arrow.filters import Mask, check_filter, matching
+from seamark.connector.arrow.predicates import exactly
+from seamark.connector.client.client import CURRENT, At, Name, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.pages import Pages
+from seamark.connector.parquet.projection import Projected, identified, parse_name_mapping
+from seamark.connector.parquet.row_groups import RowGroups
+from seamark.connector.read.deleted_rows import Deletes
+from seamark.connector.read.lineage import LINEAGE, NAMES, Inherited
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, with_rows
+from seamark.metaserver.iceberg.expressions.arrow import plain_type
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, predicates_of
+from seamark.metaserver.iceberg.expressions.residuals import Residuals
+from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical, result_type
+from seamark.metaserver.iceberg.types.values import Value, decode_json
 
 FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from connector.client.client import At, Name, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.client.storage import Storage
-from connector.read.lineage import has_lineage
-from metaserver.iceberg.expressions.expression import (
+from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.lineage import has_lineage
+from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     And,
@@ -29,14 +29,14 @@ from metaserver.iceberg.expressions.expression import (
     any_of,
     predicates_of,
 )
-from metaserver.iceberg.expressions.expression_json import expression_json
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.files.definitions import read_definitions
-from metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 Json = Mapping[str, Any]
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from connector.spark.archives import keep_contents
-from metaserver.deferred import Deferred
+from seamark.connector.spark.archives import keep_contents
+from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
-    from connector.spark.frames.clustering import Through, cluster
-    from connector.spark.frames.writes import write
-    from connector.spark.query.queries import sql
+    from seamark.connector.spark.frames.clustering import Through, cluster
+    from seamark.connector.spark.frames.writes import write
+    from seamark.connector.spark.query.queries import sql
 
 __all__ = ["Through", "cluster", "sql", "write"]
 
-_clustering = Deferred("connector.spark.frames.clustering")
+_clustering = Deferred("seamark.connector.spark.frames.clustering")
 keep_contents()  # the first that a Python worker of Spark has of ours is this package
 
-_writing = Deferred("connector.spark.frames.writes")
-_querying = Deferred("connector.spark.query.queries")
+_writing = Deferred("seamark.connector.spark.frames.writes")
+_querying = Deferred("seamark.connector.spark.query.queries")
 _ROOMS = {"write": _writing, "sql": _querying}
 
 

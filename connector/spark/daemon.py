@@ -1,6 +1,6 @@
 """The process that Spark forks its Python workers from, with our modules and what they need loaded before the fork.
 
-    spark.python.daemon.module = connector.spark.daemon
+    spark.python.daemon.module = seamark.connector.spark.daemon
 
 Without it each worker loads them itself: as many at once as an executor has cores, and again whenever Spark has ended
 workers that were idle for a minute. `session.session_conf` sets it. The executors of a cluster need this package in
@@ -20,7 +20,7 @@ from importlib import import_module
 
 from pyspark import daemon
 
-MODULES = ("connector.spark.source.source", "connector.spark.source.sink")
+MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.source.sink")
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connector.index.builds import ClusterFailed
-from connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
+from seamark.connector.index.builds import ClusterFailed
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from pyroaring import BitMap
 
-from connector.client.client import SeamarkClient
-from connector.read.tables import OpenTable, plan, with_rows
-from metaserver.iceberg.expressions.expression import Expression
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.read.tables import OpenTable, plan, with_rows
+from seamark.metaserver.iceberg.expressions.expression import Expression
 
 EVEN_SHARE = 0.75
 """Of the rows of the files, those on pages with a chosen row, where large tables are read as fast by both."""

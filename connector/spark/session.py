@@ -14,15 +14,15 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client.client import CURRENT, At, SeamarkClient, split_name
-from connector.client.errors import BadRequest
-from connector.plans.quotes import backquoted
-from connector.plans.zones import is_utc
-from connector.read.scans import bound_filter
-from connector.read.tables import OpenTable, open_table
-from connector.spark.reader_choice import found_by
-from connector.spark.source.source import register
-from metaserver.iceberg.expressions.expression import predicates_of
+from seamark.connector.client.client import CURRENT, At, SeamarkClient, split_name
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.zones import is_utc
+from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.tables import OpenTable, open_table
+from seamark.connector.spark.reader_choice import found_by
+from seamark.connector.spark.source.source import register
+from seamark.metaserver.iceberg.expressions.expression import predicates_of
 
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
@@ -37,7 +37,7 @@ SHUFFLE_FREE = {
 }
 """Joins and groupings by the keys that tables are bucketed or partitioned by need no exchange; a join with a table that
 is not exchanges that side alone."""
-DAEMON = "connector.spark.daemon"
+DAEMON = "seamark.connector.spark.daemon"
 """`spark.python.daemon.module`; a caller's own goes before it."""
 
 

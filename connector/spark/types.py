@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from connector.arrow.casting import conform
-from connector.write.target import WriteTarget
-from metaserver.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.connector.arrow.casting import conform
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import decimal_precision, decimal_scale
 
 _PLAIN: dict[str, spark.DataType] = {
     "boolean": spark.BooleanType(),

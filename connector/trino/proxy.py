@@ -28,10 +28,10 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 
-from connector.plans.async_client import check_audience, check_url, open_seamark
-from connector.trino.protocol.access_rules import Used, Verdict, judge
-from connector.trino.protocol.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
-from connector.trino.protocol.forwarder import (
+from seamark.connector.plans.async_client import check_audience, check_url, open_seamark
+from seamark.connector.trino.protocol.access_rules import Used, Verdict, judge
+from seamark.connector.trino.protocol.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
+from seamark.connector.trino.protocol.forwarder import (
     HEADER_BYTES_MAX,
     Body,
     ClientBody,
@@ -44,12 +44,12 @@ from connector.trino.protocol.forwarder import (
     read_at_most,
     rest_of,
 )
-from connector.trino.protocol.held_statements import FORBIDDEN, UNREAD, Failure, HeldStatement, TrinoAnswer, target_of
-from connector.trino.protocol.metrics import Counts
-from connector.trino.protocol.queued_statements import Waiting
-from connector.trino.protocol.sessions import prepare, session_of
-from connector.trino.rewriter import DENIED, Limits, Rewriter, Rewriting
-from metaserver.wire import encode_json
+from seamark.connector.trino.protocol.held_statements import FORBIDDEN, UNREAD, Failure, HeldStatement, TrinoAnswer, target_of
+from seamark.connector.trino.protocol.metrics import Counts
+from seamark.connector.trino.protocol.queued_statements import Waiting
+from seamark.connector.trino.protocol.sessions import prepare, session_of
+from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, Rewriting
+from seamark.metaserver.wire import encode_json
 
 STATEMENTS = "/v1/statement"
 PLAN_HEADER = "X-Seamark-Plan"

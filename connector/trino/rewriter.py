@@ -29,26 +29,26 @@ from urllib.parse import quote
 
 import structlog
 
-from cache.memory import MemoryCache
-from connector.client.errors import ClientError
-from connector.plans import joins as joining
-from connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanView, Seamark, View
-from connector.plans.joins import Partner, PlannedScan
-from connector.plans.plan_requests import Asking, used_joins
-from connector.plans.quotes import quoted_name
-from connector.plans.scan import Scan
-from connector.plans.splices import Replacement, splice
-from connector.trino.protocol.access_rules import TableName, Used
-from connector.trino.protocol.circuit_breaker import Breaker
-from connector.trino.protocol.held_statements import FORBIDDEN
-from connector.trino.protocol.plan_withdrawal import Plan, Withdrawing
-from connector.trino.protocol.sessions import PARTITION_FILTER, Session, is_hinted_off
-from connector.trino.statements.lexer import beginning, executed
-from connector.trino.statements.queries import Names
-from connector.trino.statements.scans import replacement, version
-from connector.trino.statements.statement_cache import ReadStatement, StatementReader, StatementText
-from connector.trino.statements.views import Seen, Views
-from metaserver.wire import PLAN_MARK, PLANS_FOLDER
+from seamark.cache.memory import MemoryCache
+from seamark.connector.client.errors import ClientError
+from seamark.connector.plans import joins as joining
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanView, Seamark, View
+from seamark.connector.plans.joins import Partner, PlannedScan
+from seamark.connector.plans.plan_requests import Asking, used_joins
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.scan import Scan
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.trino.protocol.access_rules import TableName, Used
+from seamark.connector.trino.protocol.circuit_breaker import Breaker
+from seamark.connector.trino.protocol.held_statements import FORBIDDEN
+from seamark.connector.trino.protocol.plan_withdrawal import Plan, Withdrawing
+from seamark.connector.trino.protocol.sessions import PARTITION_FILTER, Session, is_hinted_off
+from seamark.connector.trino.statements.lexer import beginning, executed
+from seamark.connector.trino.statements.queries import Names
+from seamark.connector.trino.statements.scans import replacement, version
+from seamark.connector.trino.statements.statement_cache import ReadStatement, StatementReader, StatementText
+from seamark.connector.trino.statements.views import Seen, Views
+from seamark.metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
 """Trino's `query.max-length`, as it is by default: a longer text it refuses."""

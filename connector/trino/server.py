@@ -16,10 +16,10 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, failed
-from connector.trino.proxy import Proxy, ProxySettings, open_proxy
-from metaserver.connections import Answers, ConnectionLimits, Connections, connections_max, raise_descriptor_limit
-from metaserver.tls import Certificate
+from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, failed
+from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
+from seamark.metaserver.connections import Answers, ConnectionLimits, Connections, connections_max, raise_descriptor_limit
+from seamark.metaserver.tls import Certificate
 
 _BACKLOG = 1024
 _log = structlog.get_logger("seamark.trino-proxy")

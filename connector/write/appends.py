@@ -21,15 +21,15 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connector.arrow.casting import Unwritable, conform
-from connector.arrow.partitions import Partition, column_at, places_of
-from connector.arrow.predicates import exactly
-from connector.client.client import Name, SeamarkClient
-from connector.client.commits import CommitClient, Producer, producer_named
-from connector.client.errors import Refused
-from connector.client.storage import Storage
-from connector.index.files import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
-from connector.write.data_files import (
+from seamark.connector.arrow.casting import Unwritable, conform
+from seamark.connector.arrow.partitions import Partition, column_at, places_of
+from seamark.connector.arrow.predicates import exactly
+from seamark.connector.client.client import Name, SeamarkClient
+from seamark.connector.client.commits import CommitClient, Producer, producer_named
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
+from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
     FileWriter,
@@ -37,14 +37,14 @@ from connector.write.data_files import (
     data_file_writer,
     writer_options,
 )
-from connector.write.target import WriteTarget, target_of
-from metaserver.errors import Corrupt
-from metaserver.iceberg.expressions.expression_json import expression_json
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.metadata.properties import as_int
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.wire import INDEX_FILES_MAX
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.wire import INDEX_FILES_MAX
 
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20

@@ -26,14 +26,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from connector.client.client import CURRENT, At, Name, SeamarkClient
-from connector.client.commits import back_off
-from connector.client.errors import BadRequest, Conflict
-from connector.read.tables import open_table
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.transforms import VOID, canonical, name_of, width_of
+from seamark.connector.client.client import CURRENT, At, Name, SeamarkClient
+from seamark.connector.client.commits import back_off
+from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.read.tables import open_table
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.transforms import VOID, canonical, name_of, width_of
 
 Longs = npt.NDArray[np.int64]
 

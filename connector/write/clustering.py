@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.client.errors import BadRequest
-from connector.write.curves import Points, curve_keys
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.write.curves import Points, curve_keys
 
 BITS = 16
 """Of each attribute's place: more ranges than tables have files."""

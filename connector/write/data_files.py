@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from connector.arrow.casting import Unwritable
-from connector.arrow.partitions import Partition
-from connector.client.storage import Storage
-from connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
-from connector.write.target import WriteTarget
-from metaserver.iceberg.metadata.properties import as_bool, as_int
-from metaserver.iceberg.types.schema import Schema
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.arrow.partitions import Partition
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.metadata.properties import as_bool, as_int
+from seamark.metaserver.iceberg.types.schema import Schema
 
 ROW_GROUP_BYTES = "write.parquet.row-group-size-bytes"
 ROW_GROUP_BYTES_DEFAULT = 128 << 20

@@ -28,19 +28,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyroaring
 
-from connector.arrow.casting import Unwritable, arrow_schema, conform
-from connector.arrow.partitions import Partitioner
-from connector.client.storage import Storage
-from connector.parquet.metrics import Mode, modes_of
-from connector.read.deleted_rows import Deletes, united
-from connector.write.data_files import FileWriter
-from connector.write.locations import data_location
-from connector.write.target import WriteTarget
-from metaserver.iceberg.files.puffin import MAGIC, Blob, write_puffin
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.iceberg.types.values import FLOATS
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.arrow.partitions import Partitioner
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.metrics import Mode, modes_of
+from seamark.connector.read.deleted_rows import Deletes, united
+from seamark.connector.write.data_files import FileWriter
+from seamark.connector.write.locations import data_location
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.files.puffin import MAGIC, Blob, write_puffin
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.iceberg.types.values import FLOATS
 
 Longs = npt.NDArray[np.int64]
 

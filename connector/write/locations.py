@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote_plus, unquote
 
-from metaserver.iceberg.metadata.properties import as_bool
-from metaserver.iceberg.types.murmur3 import murmur3
-from metaserver.iceberg.types.transforms import IDENTITY, VOID, name_of
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import encode_json, iso_date
+from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.types.murmur3 import murmur3
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, name_of
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import encode_json, iso_date
 
 DATA_PATH = "write.data.path"
 _OLDER_PATHS = ("write.object-storage.path", "write.folder-storage.path")

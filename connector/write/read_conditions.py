@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import Conflict
-from connector.read.scans import TaskReader, wanted_of
-from connector.read.tables import OpenTable
-from connector.write.row_locations import BatchKeys, FoundRows, LocatedKeys, locate
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.files.parquet import Unreadable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import Conflict
+from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.write.row_locations import BatchKeys, FoundRows, LocatedKeys, locate
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 
 _CONFLICT = 409
 KIND = "RowsChangedException"

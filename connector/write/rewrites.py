@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from connector.read.lineage import NAMES, has_lineage
-from connector.read.scans import TaskReader, wanted_of
-from connector.read.tables import OpenTable
-from connector.write.appends import TableWriter, WrittenFiles
-from connector.write.row_locations import FoundRows
-from connector.write.target import WriteTarget, with_lineage
-from metaserver.iceberg.expressions.expression import TRUE
+from seamark.connector.read.lineage import NAMES, has_lineage
+from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.write.appends import TableWriter, WrittenFiles
+from seamark.connector.write.row_locations import FoundRows
+from seamark.connector.write.target import WriteTarget, with_lineage
+from seamark.metaserver.iceberg.expressions.expression import TRUE
 
 
 def rewritten(

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from connector.arrow.casting import Unwritable
-from connector.client.client import At, Name, SeamarkClient
-from connector.client.commits import CommitClient, Producer, back_off, producer_named
-from connector.client.errors import BadRequest, Conflict, Refused
-from connector.read.tables import OpenTable, in_sql, open_table
-from connector.write.appends import WrittenFiles, commit
-from connector.write.delete_files import WrittenDeletes
-from connector.write.target import WriteTarget, target_of
-from metaserver.iceberg.expressions.expression import Expression
-from metaserver.iceberg.expressions.expression_json import expression_json
-from metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_named
+from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.read.tables import OpenTable, in_sql, open_table
+from seamark.connector.write.appends import WrittenFiles, commit
+from seamark.connector.write.delete_files import WrittenDeletes
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
 ATTEMPTS = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0

@@ -6,7 +6,7 @@ files are read that the server's plan leaves for the keys: by bucket and other p
 bloom filters and bitmaps. What no index says anything about is read.
 
 Keys are equal as to SQL's readers: -0.0 is 0.0; and NaN is NaN. No key has a null. They are compared by hashes of 128
-bits (`metaserver.index.keys.hashing`). Record indexes keep the two zeros apart, so they are asked for both.
+bits (`seamark.metaserver.index.keys.hashing`). Record indexes keep the two zeros apart, so they are asked for both.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connector.arrow.casting import Unwritable, arrow_schema
-from connector.arrow.filters import plain_values
-from connector.arrow.partitions import transformed
-from connector.client.client import At, SeamarkClient
-from connector.client.errors import Refused, ServerFailed, Unavailable
-from connector.read.scans import TaskReader, wanted_of
-from connector.read.tables import OpenTable, ScanTask, plan
-from metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
-from metaserver.iceberg.types.values import FLOATS, Value
-from metaserver.index.files.definitions import IndexDefinition, read_definitions
-from metaserver.index.keys.delete_files import merge_zeros
-from metaserver.index.keys.hashing import Hashes, hash_halves
-from metaserver.index.keys.keys import keys_of
-from metaserver.index.kinds.kinds import KINDS
+from seamark.connector.arrow.casting import Unwritable, arrow_schema
+from seamark.connector.arrow.filters import plain_values
+from seamark.connector.arrow.partitions import transformed
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
+from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.tables import OpenTable, ScanTask, plan
+from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
+from seamark.metaserver.iceberg.types.values import FLOATS, Value
+from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
+from seamark.metaserver.index.keys.delete_files import merge_zeros
+from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 Longs = npt.NDArray[np.int64]
 

@@ -13,23 +13,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from connector.arrow.casting import Unwritable, arrow_schema
-from connector.arrow.partitions import Partition, Partitioner
-from connector.arrow.sort_order import Ordering
-from connector.client.client import LoadedTable
-from connector.client.storage import Storage
-from connector.index.files import IndexTask
-from connector.parquet.columns import Projection
-from connector.read.lineage import LINEAGE, NAMES
-from connector.write.locations import data_location, partition_path
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import name_of
-from metaserver.index.files.definitions import read_definitions
-from metaserver.wire import INDEX_FOLDER
+from seamark.connector.arrow.casting import Unwritable, arrow_schema
+from seamark.connector.arrow.partitions import Partition, Partitioner
+from seamark.connector.arrow.sort_order import Ordering
+from seamark.connector.client.client import LoadedTable
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import IndexTask
+from seamark.connector.parquet.columns import Projection
+from seamark.connector.read.lineage import LINEAGE, NAMES
+from seamark.connector.write.locations import data_location, partition_path
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import name_of
+from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.metaserver.wire import INDEX_FOLDER
 
 ENCRYPTION_KEY = "encryption.key-id"
 

@@ -27,26 +27,26 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from connector.arrow.casting import Unwritable
-from connector.client.client import Name, SeamarkClient
-from connector.client.commits import Producer
-from connector.read.deleted_rows import Deletes
-from connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
-from connector.read.scans import TaskReader, bound_filter, wanted_of
-from connector.read.tables import OpenTable, plan
-from connector.write.appends import Rows, WrittenFiles, batches_of, write_batches
-from connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
-from connector.write.equality_upserts import EQUALITY, check_unlocated, unlocated
-from connector.write.latest_rows import Batch, Rank, batch_of, column_of, latest
-from connector.write.read_conditions import check_unchanged
-from connector.write.rewrites import rewritten
-from connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, committed
-from connector.write.row_locations import RANGES_MAX, WAYS, BatchKeys, FoundRows, LocatedKeys, key_names, locate
-from connector.write.target import WriteTarget, with_lineage
-from metaserver.iceberg.expressions.expression import TRUE, Expression
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.iceberg.types.schema import Field, Schema
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import Name, SeamarkClient
+from seamark.connector.client.commits import Producer
+from seamark.connector.read.deleted_rows import Deletes
+from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
+from seamark.connector.read.scans import TaskReader, bound_filter, wanted_of
+from seamark.connector.read.tables import OpenTable, plan
+from seamark.connector.write.appends import Rows, WrittenFiles, batches_of, write_batches
+from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
+from seamark.connector.write.equality_upserts import EQUALITY, check_unlocated, unlocated
+from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, latest
+from seamark.connector.write.read_conditions import check_unchanged
+from seamark.connector.write.rewrites import rewritten
+from seamark.connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, committed
+from seamark.connector.write.row_locations import RANGES_MAX, WAYS, BatchKeys, FoundRows, LocatedKeys, key_names, locate
+from seamark.connector.write.target import WriteTarget, with_lineage
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.types.schema import Field, Schema
 
 Mask = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]

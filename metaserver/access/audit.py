@@ -22,11 +22,11 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from metaserver.access.authorizer import changes
-from metaserver.access.principal import ANONYMOUS_NAME
-from metaserver.access.refusals import Refusals
-from metaserver.clock import Clock
-from metaserver.store.port import AuditRecord, PointerStore, SaveAudit
+from seamark.metaserver.access.authorizer import changes
+from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.access.refusals import Refusals
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.store.port import AuditRecord, PointerStore, SaveAudit
 
 CAPACITY = 10_000
 """The largest number of queued records; about 5 MB."""

@@ -25,22 +25,22 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from metaserver.access import jwt
-from metaserver.access.guard import is_loopback_address
-from metaserver.access.issued import Issuer
-from metaserver.access.keyring import Keyring
-from metaserver.access.principal import ANONYMOUS, Principal
-from metaserver.access.tokens import PREFIX, digest_of, is_live
-from metaserver.clock import Clock
-from metaserver.deferred import Deferred
-from metaserver.errors import Forbidden, Unauthenticated
-from metaserver.settings import Settings
-from metaserver.store.port import PointerStore, Token
+from seamark.metaserver.access import jwt
+from seamark.metaserver.access.guard import is_loopback_address
+from seamark.metaserver.access.issued import Issuer
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.access.principal import ANONYMOUS, Principal
+from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import Forbidden, Unauthenticated
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import PointerStore, Token
 
 if TYPE_CHECKING:
-    from metaserver.access import oidc
+    from seamark.metaserver.access import oidc
 else:
-    oidc = Deferred("metaserver.access.oidc")
+    oidc = Deferred("seamark.metaserver.access.oidc")
 
 _HOWTO = "send the header Authorization: Bearer <token>"
 

@@ -26,9 +26,9 @@ from enum import Enum
 
 import msgspec
 
-from metaserver.access.principal import RANKS, Principal, Role, show_path
-from metaserver.errors import Forbidden
-from metaserver.store.port import NamespacePath
+from seamark.metaserver.access.principal import RANKS, Principal, Role, show_path
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.store.port import NamespacePath
 
 
 class Scope(Enum):

@@ -13,11 +13,11 @@ from functools import lru_cache
 
 import structlog
 
-from metaserver.access.tokens import live_tokens
-from metaserver.clock import Clock
-from metaserver.errors import ConfigError
-from metaserver.settings import Settings, redact_url
-from metaserver.store.port import PointerStore
+from seamark.metaserver.access.tokens import live_tokens
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.settings import Settings, redact_url
+from seamark.metaserver.store.port import PointerStore
 
 _log = structlog.get_logger("seamark.access")
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from metaserver.access import jwt
-from metaserver.access.keyring import Keyring
-from metaserver.access.principal import ANONYMOUS_NAME
-from metaserver.clock import Clock
-from metaserver.deferred import Deferred
-from metaserver.errors import Unauthenticated
-from metaserver.store.port import Token
+from seamark.metaserver.access import jwt
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import Unauthenticated
+from seamark.metaserver.store.port import Token
 
 if TYPE_CHECKING:
     from joserfc import jwk

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from metaserver.deferred import Deferred
-from metaserver.errors import Unauthenticated
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import Unauthenticated
 
 if TYPE_CHECKING:
-    from metaserver.access import signatures
+    from seamark.metaserver.access import signatures
 else:
-    signatures = Deferred("metaserver.access.signatures")
+    signatures = Deferred("seamark.metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
 """The largest length in characters; twice what one header line can contain in aiohttp."""

@@ -12,9 +12,9 @@ import binascii
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from metaserver.access.keyring import ID_BYTES, Keyring
-from metaserver.clock import Clock
-from metaserver.errors import BadRequest
+from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest
 
 _PURPOSE = "page-token"
 _NONCE_BYTES = 12

@@ -16,9 +16,9 @@ from typing import Literal
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.store.port import Grant, NamespacePath
-from metaserver.wire import check_name, check_namespace
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.store.port import Grant, NamespacePath
+from seamark.metaserver.wire import check_name, check_namespace
 
 OIDC_PREFIX = "oidc:"
 ANONYMOUS_NAME = "anonymous"

@@ -18,10 +18,10 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from metaserver.clock import Clock
-from metaserver.errors import ConfigError
-from metaserver.home import create_private
-from metaserver.settings import Settings
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.home import create_private
+from seamark.metaserver.settings import Settings
 
 KEY_BYTES = 32
 KEY_FILE_NAME = "encryption.key"

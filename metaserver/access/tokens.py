@@ -14,10 +14,10 @@ import base64
 import hashlib
 from collections.abc import Sequence
 
-from metaserver.access.principal import check_token_name, make_grant
-from metaserver.clock import Clock
-from metaserver.errors import BadRequest, CommitConflict, NotFound
-from metaserver.store.port import (
+from seamark.metaserver.access.principal import check_token_name, make_grant
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound
+from seamark.metaserver.store.port import (
     Grant,
     Operation,
     PointerStore,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api import openapi
-from metaserver.api.admin import admin, health, oauth
-from metaserver.api.admin.readiness import Readiness
-from metaserver.api.commits import commits, dropped, timeline
-from metaserver.api.http import idempotency, keys, metrics
-from metaserver.api.http.middleware import build_middleware
-from metaserver.api.http.parts import ServerParts
-from metaserver.api.http.slots import Bounds
-from metaserver.api.indexes import builds, index_audit, indexes
-from metaserver.api.indexes import index_unregistered as index_unheld
-from metaserver.api.lookups import bitmaps, lookups, metadata
-from metaserver.api.plans import explain, plan_leases, plan_tables, plan_views
-from metaserver.api.rest import functions
-from metaserver.api.rest import routes as rest
-from metaserver.catalog.quotas import Quota
+from seamark.metaserver.api import openapi
+from seamark.metaserver.api.admin import admin, health, oauth
+from seamark.metaserver.api.admin.readiness import Readiness
+from seamark.metaserver.api.commits import commits, dropped, timeline
+from seamark.metaserver.api.http import idempotency, keys, metrics
+from seamark.metaserver.api.http.middleware import build_middleware
+from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.api.http.slots import Bounds
+from seamark.metaserver.api.indexes import builds, index_audit, indexes
+from seamark.metaserver.api.indexes import index_unregistered as index_unheld
+from seamark.metaserver.api.lookups import bitmaps, lookups, metadata
+from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views
+from seamark.metaserver.api.rest import functions
+from seamark.metaserver.api.rest import routes as rest
+from seamark.metaserver.catalog.quotas import Quota
 
 
 def build_app(parts: ServerParts) -> web.Application:

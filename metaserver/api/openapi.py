@@ -12,20 +12,20 @@ from typing import Any
 
 from aiohttp import web
 
-from metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
-from metaserver.api.commits.commits import COMMITTED_SCHEMA
-from metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
-from metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
-from metaserver.api.http.describe import Description, Parameter, ResponseSpec, describe, description_of, is_described
-from metaserver.api.http.render import json_answer
-from metaserver.api.indexes.build_state import BUILD_SCHEMA
-from metaserver.api.indexes.indexes import INDEX_SCHEMA
-from metaserver.api.lookups.bitmaps import BITMAP_SCHEMA
-from metaserver.api.lookups.lookups import LOOKUP_SCHEMA
-from metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
-from metaserver.api.plans.explain import EXPLANATION_SCHEMA
-from metaserver.api.plans.joins import JOIN_SCHEMA
-from metaserver.api.plans.plan_tables import PLAN_TABLE_SCHEMA
+from seamark.metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
+from seamark.metaserver.api.commits.commits import COMMITTED_SCHEMA
+from seamark.metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
+from seamark.metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
+from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, describe, description_of, is_described
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
+from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
+from seamark.metaserver.api.lookups.bitmaps import BITMAP_SCHEMA
+from seamark.metaserver.api.lookups.lookups import LOOKUP_SCHEMA
+from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
+from seamark.metaserver.api.plans.explain import EXPLANATION_SCHEMA
+from seamark.metaserver.api.plans.joins import JOIN_SCHEMA
+from seamark.metaserver.api.plans.plan_tables import PLAN_TABLE_SCHEMA
 
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
 

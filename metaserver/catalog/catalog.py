@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from metaserver.access.keyring import Keyring
-from metaserver.access.page_tokens import PageTokens
-from metaserver.catalog.claims import check_own, check_staged, check_writable, fill
-from metaserver.catalog.commit import Committer
-from metaserver.catalog.documents import Documents
-from metaserver.catalog.dropped import Dropped
-from metaserver.catalog.functions import Functions
-from metaserver.catalog.metrics import MetricsReports
-from metaserver.catalog.namespaces import Namespaces
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.plan_tables import PlanTables
-from metaserver.catalog.plan_views import PlanViews
-from metaserver.catalog.staging import Staging
-from metaserver.catalog.tables import Tables
-from metaserver.catalog.transactions import Transactions
-from metaserver.catalog.values import LoadedTable, LoadedView
-from metaserver.catalog.views import Views
-from metaserver.clock import Clock
-from metaserver.errors import CommitUnknown, Corrupt, NotFound
-from metaserver.objects.locations import Warehouse
-from metaserver.objects.port import ObjectStore
-from metaserver.settings import Settings
-from metaserver.store.port import Entry, EntryKind, IdempotencyRecord, NamespacePath, PointerStore
-from metaserver.timeline.timeline import Timeline
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.catalog.claims import check_own, check_staged, check_writable, fill
+from seamark.metaserver.catalog.commit import Committer
+from seamark.metaserver.catalog.documents import Documents
+from seamark.metaserver.catalog.dropped import Dropped
+from seamark.metaserver.catalog.functions import Functions
+from seamark.metaserver.catalog.metrics import MetricsReports
+from seamark.metaserver.catalog.namespaces import Namespaces
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.plan_tables import PlanTables
+from seamark.metaserver.catalog.plan_views import PlanViews
+from seamark.metaserver.catalog.staging import Staging
+from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.catalog.transactions import Transactions
+from seamark.metaserver.catalog.values import LoadedTable, LoadedView
+from seamark.metaserver.catalog.views import Views
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import CommitUnknown, Corrupt, NotFound
+from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Entry, EntryKind, IdempotencyRecord, NamespacePath, PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True)

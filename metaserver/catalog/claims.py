@@ -20,15 +20,15 @@ from urllib.parse import unquote
 
 import structlog
 
-from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext, Unclaimed
-from metaserver.catalog.values import Caller
-from metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.properties import metadata_folder
-from metaserver.iceberg.views.view import ViewMetadata
-from metaserver.objects.locations import location_key, parse_location
-from metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
-from metaserver.wire import show
+from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext, Unclaimed
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import metadata_folder
+from seamark.metaserver.iceberg.views.view import ViewMetadata
+from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
+from seamark.metaserver.wire import show
 
 _log = structlog.get_logger("seamark.claims")
 

@@ -20,14 +20,14 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from metaserver.catalog.claims import check_unclaimed, check_writable, claim, claimed, moves
-from metaserver.catalog.documents import compress
-from metaserver.catalog.own_files import allow, check_added
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.purge import owned
-from metaserver.catalog.rebase import Rebased, rebase, requested_append
-from metaserver.catalog.values import Caller, LoadedTable, TableChange
-from metaserver.errors import (
+from seamark.metaserver.catalog.claims import check_unclaimed, check_writable, claim, claimed, moves
+from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.own_files import allow, check_added
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.purge import owned
+from seamark.metaserver.catalog.rebase import Rebased, rebase, requested_append
+from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
+from seamark.metaserver.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -40,13 +40,13 @@ from metaserver.errors import (
     RetryLater,
     SeamarkError,
 )
-from metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
-from metaserver.iceberg.metadata.properties import METADATA_PATH, as_bool, metadata_folder
-from metaserver.iceberg.metadata.requirements import check_requirements
-from metaserver.iceberg.metadata.table_json import encode_table
-from metaserver.iceberg.metadata.updates import apply_updates
-from metaserver.objects.cleanup import Cleanup
-from metaserver.store.port import (
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.metaserver.iceberg.metadata.properties import METADATA_PATH, as_bool, metadata_folder
+from seamark.metaserver.iceberg.metadata.requirements import check_requirements
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.metaserver.objects.cleanup import Cleanup
+from seamark.metaserver.store.port import (
     CreateEntry,
     Entry,
     EntryKind,
@@ -57,7 +57,7 @@ from metaserver.store.port import (
     RecordInstant,
     SwapPointer,
 )
-from metaserver.wire import check_new_name, show
+from seamark.metaserver.wire import check_new_name, show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"

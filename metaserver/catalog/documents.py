@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from metaserver.clock import Clock
-from metaserver.errors import BadRequest, NotFound, ObjectMissing
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.properties import without_client_properties
-from metaserver.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
-from metaserver.iceberg.views.view import ViewMetadata, decode_view, encode_view
-from metaserver.objects.port import ObjectStore
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest, NotFound, ObjectMissing
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import without_client_properties
+from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
+from seamark.metaserver.iceberg.views.view import ViewMetadata, decode_view, encode_view
+from seamark.metaserver.objects.port import ObjectStore
 
 SnapshotMode = Literal["all", "refs"]
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.purge import check_purgeable, reachable_files
-from metaserver.catalog.values import Caller, Page
-from metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
-from metaserver.store.port import (
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
+from seamark.metaserver.catalog.values import Caller, Page
+from seamark.metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.store.port import (
     DropEntry,
     DroppedEntry,
     Entry,
@@ -29,7 +29,7 @@ from metaserver.store.port import (
     ReleaseLocations,
     RestoreEntry,
 )
-from metaserver.wire import check_new_name
+from seamark.metaserver.wire import check_new_name
 
 _BATCH = 100
 HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")

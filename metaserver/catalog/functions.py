@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from metaserver.catalog.claims import claim_folder
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.values import Caller, LoadedFunction, Page
-from metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
-from metaserver.iceberg.metadata.properties import check_client_properties
-from metaserver.store.port import CreateEntry, DropEntry, Entry, EntryKind, NamespacePath, Operation, SwapPointer
-from metaserver.wire import check_name, encode_json, show
+from seamark.metaserver.catalog.claims import claim_folder
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
+from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
+from seamark.metaserver.iceberg.metadata.properties import check_client_properties
+from seamark.metaserver.store.port import CreateEntry, DropEntry, Entry, EntryKind, NamespacePath, Operation, SwapPointer
+from seamark.metaserver.wire import check_name, encode_json, show
 
 
 class _Definition(msgspec.Struct, rename="kebab"):

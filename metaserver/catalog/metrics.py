@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.quotas import Quota
-from metaserver.catalog.values import Caller, Page
-from metaserver.errors import BadRequest, TooManyRequests
-from metaserver.store.port import EntryKind, MetricsReport, NamespacePath, SaveMetricsReport
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.quotas import Quota
+from seamark.metaserver.catalog.values import Caller, Page
+from seamark.metaserver.errors import BadRequest, TooManyRequests
+from seamark.metaserver.store.port import EntryKind, MetricsReport, NamespacePath, SaveMetricsReport
 
 _WINDOW_S = 60.0
 _TYPES = ("scan-report", "commit-report")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 
-from metaserver.catalog.claims import check_outside
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.values import Caller, Page, PropertyChanges
-from metaserver.errors import CommitConflict, Unprocessable
-from metaserver.iceberg.metadata.properties import check_client_properties
-from metaserver.store.port import (
+from seamark.metaserver.catalog.claims import check_outside
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
+from seamark.metaserver.errors import CommitConflict, Unprocessable
+from seamark.metaserver.iceberg.metadata.properties import check_client_properties
+from seamark.metaserver.store.port import (
     CreateNamespace,
     DropNamespace,
     Namespace,
     NamespacePath,
     ReplaceNamespaceProperties,
 )
-from metaserver.wire import check_namespace, encode_json
+from seamark.metaserver.wire import check_namespace, encode_json
 
 
 class Namespaces:

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from metaserver.catalog.claims import check_unclaimed
-from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
-from metaserver.catalog.values import Caller, TableChange
-from metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
-from metaserver.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.objects.locations import location_key, parse_location
-from metaserver.store.port import AllowLocations, ClaimedLocation
+from seamark.metaserver.catalog.claims import check_unclaimed
+from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
+from seamark.metaserver.catalog.values import Caller, TableChange
+from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
+from seamark.metaserver.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.store.port import AllowLocations, ClaimedLocation
 
 ALLOWED_LOCATIONS = "seamark.allowed-locations"
 _SHOWN = 300

@@ -12,9 +12,9 @@ import hashlib
 import unicodedata
 from collections.abc import Mapping
 
-from metaserver.catalog.values import Caller
-from metaserver.errors import Forbidden
-from metaserver.iceberg.views.view import ViewMetadata, encode_view
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
 
 OWNER = "owner"
 """A label that Spark and others display; no engine derives rights from it."""

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from metaserver.access.page_tokens import PageTokens
-from metaserver.catalog.documents import Documents
-from metaserver.catalog.values import Caller, Page
-from metaserver.clock import Clock
-from metaserver.errors import (
+from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.catalog.documents import Documents
+from seamark.metaserver.catalog.values import Caller, Page
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -27,11 +27,11 @@ from metaserver.errors import (
     RetryLater,
     SeamarkError,
 )
-from metaserver.iceberg.metadata.properties import check_client_properties
-from metaserver.objects.locations import Warehouse, parse_location
-from metaserver.objects.port import ObjectStore
-from metaserver.settings import Settings
-from metaserver.store.port import (
+from seamark.metaserver.iceberg.metadata.properties import check_client_properties
+from seamark.metaserver.objects.locations import Warehouse, parse_location
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import (
     Entry,
     EntryKind,
     IdempotencyRecord,
@@ -46,8 +46,8 @@ from metaserver.store.port import (
     SaveIdempotency,
     SwapPointer,
 )
-from metaserver.timeline.timeline import Timeline
-from metaserver.wire import show
+from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.wire import show
 
 PATH_PROPERTIES = (
     "write.metadata.path",

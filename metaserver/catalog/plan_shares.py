@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from metaserver.access.principal import ANONYMOUS_NAME
-from metaserver.catalog.quotas import Quota
+from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.catalog.quotas import Quota
 
 PLAN_BYTES_MIN = 4096
 """What a plan counts for at least: its row in the database, and its files as storage bills them."""

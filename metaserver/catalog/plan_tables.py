@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.plan_shares import PlanShares
-from metaserver.catalog.values import LoadedTable, TableChange
-from metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.store.port import (
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.plan_shares import PlanShares
+from seamark.metaserver.catalog.values import LoadedTable, TableChange
+from seamark.metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.store.port import (
     DropPlanSnapshots,
     Entry,
     EntryKind,
@@ -43,7 +43,7 @@ from metaserver.store.port import (
     RetirePlanTables,
     ShownPlan,
 )
-from metaserver.wire import NAME_MAX, PLAN_MARK, PLANS_FOLDER, encode_json, is_plan_name, show
+from seamark.metaserver.wire import NAME_MAX, PLAN_MARK, PLANS_FOLDER, encode_json, is_plan_name, show
 
 _DIGEST_CHARACTERS = 32
 _BATCH = 1000

@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from metaserver.catalog.commit import metadata_location
-from metaserver.catalog.owners import fingerprint_of
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
-from metaserver.catalog.values import LoadedView
-from metaserver.errors import BadRequest, NoSuchView
-from metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
-from metaserver.store.port import Entry, EntryKind, NamespacePath, PlanTable
-from metaserver.wire import PLANS_FOLDER, show
+from seamark.metaserver.catalog.commit import metadata_location
+from seamark.metaserver.catalog.owners import fingerprint_of
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
+from seamark.metaserver.catalog.values import LoadedView
+from seamark.metaserver.errors import BadRequest, NoSuchView
+from seamark.metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
+from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath, PlanTable
+from seamark.metaserver.wire import PLANS_FOLDER, show
 
 DIALECT = "trino"
 """The dialect of the text: Trino optimises a condition around a subquery, and quotes names with double quotes."""

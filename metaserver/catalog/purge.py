@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from metaserver.catalog.claims import disowned
-from metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.properties import as_bool, metadata_folder
-from metaserver.objects.locations import parse_location
-from metaserver.store.port import Entry
-from metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
+from seamark.metaserver.catalog.claims import disowned
+from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.store.port import Entry
+from seamark.metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:
     import fastavro

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.values import TableChange
-from metaserver.errors import SeamarkError
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
-from metaserver.iceberg.manifests.writer import (
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.values import TableChange
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.writer import (
     ADDED,
     EXISTING,
     ManifestEntry,
@@ -36,10 +36,10 @@ from metaserver.iceberg.manifests.writer import (
     write_manifest,
     write_manifest_list,
 )
-from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.metadata.requirements import check_requirements
-from metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
-from metaserver.iceberg.types.reading import read
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.requirements import check_requirements
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
+from seamark.metaserver.iceberg.types.reading import read
 
 PROPERTY = "seamark.commit.rebase"
 """Table property. "append": appends are rebased. Any other value: no commit is rebased."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metaserver.access.keyring import Keyring
-from metaserver.clock import Clock
-from metaserver.deferred import Deferred
-from metaserver.errors import Forbidden
-from metaserver.store.port import NamespacePath
-from metaserver.wire import show
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.wire import show
 
 if TYPE_CHECKING:
     from joserfc import errors, jwk, jwt

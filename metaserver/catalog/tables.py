@@ -6,8 +6,8 @@ import builtins
 import contextlib
 from typing import Any
 
-from metaserver.catalog.claims import check_unclaimed, claim
-from metaserver.catalog.commit import (
+from seamark.metaserver.catalog.claims import check_unclaimed, claim
+from seamark.metaserver.catalog.commit import (
     Committer,
     check_name_free,
     check_uuid,
@@ -16,14 +16,14 @@ from metaserver.catalog.commit import (
     moved_on,
     table_uuid,
 )
-from metaserver.catalog.documents import compress
-from metaserver.catalog.dropped import drop_operations
-from metaserver.catalog.own_files import allow, allow_anew
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.plan_tables import PlanTables, check_lasting
-from metaserver.catalog.purge import check_purgeable
-from metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
-from metaserver.errors import (
+from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.own_files import allow, allow_anew
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.plan_tables import PlanTables, check_lasting
+from seamark.metaserver.catalog.purge import check_purgeable
+from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
+from seamark.metaserver.errors import (
     BadRequest,
     CommitConflict,
     CommitUnknown,
@@ -32,11 +32,11 @@ from metaserver.errors import (
     ObjectExists,
     SeamarkError,
 )
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.new_table import new_table
-from metaserver.iceberg.metadata.properties import check_client_properties
-from metaserver.iceberg.metadata.table_json import encode_table
-from metaserver.store.port import (
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.new_table import new_table
+from seamark.metaserver.iceberg.metadata.properties import check_client_properties
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.store.port import (
     CreateEntry,
     DropEntry,
     Entry,
@@ -48,7 +48,7 @@ from metaserver.store.port import (
     RenameEntry,
     SwapPointer,
 )
-from metaserver.wire import check_changeable, check_name, check_new_name, show
+from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
 
 
 class Tables:

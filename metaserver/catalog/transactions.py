@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metaserver.catalog.commit import Committer
-from metaserver.catalog.plan_tables import PlanTables
-from metaserver.catalog.values import Caller, TableChange
-from metaserver.errors import BadRequest
-from metaserver.wire import check_changeable, check_name
+from seamark.metaserver.catalog.commit import Committer
+from seamark.metaserver.catalog.plan_tables import PlanTables
+from seamark.metaserver.catalog.values import Caller, TableChange
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.wire import check_changeable, check_name
 
 
 class Transactions:

@@ -6,9 +6,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.views.view import ViewMetadata
-from metaserver.store.port import Entry, NamespacePath
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.views.view import ViewMetadata
+from seamark.metaserver.store.port import Entry, NamespacePath
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from metaserver.catalog.claims import check_unclaimed, check_writable, claim, moves
-from metaserver.catalog.commit import metadata_location
-from metaserver.catalog.dropped import drop_operations
-from metaserver.catalog.owners import borrows_rights, fingerprint_of, owned_properties
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.tables import rename_entry
-from metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
-from metaserver.errors import (
+from seamark.metaserver.catalog.claims import check_unclaimed, check_writable, claim, moves
+from seamark.metaserver.catalog.commit import metadata_location
+from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.owners import borrows_rights, fingerprint_of, owned_properties
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.tables import rename_entry
+from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
+from seamark.metaserver.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -23,11 +23,11 @@ from metaserver.errors import (
     Forbidden,
     SeamarkError,
 )
-from metaserver.iceberg.metadata.properties import check_client_properties
-from metaserver.iceberg.metadata.requirements import check_view_requirements
-from metaserver.iceberg.views.view import ViewMetadata, encode_view
-from metaserver.iceberg.views.view_updates import apply_view_updates, new_view
-from metaserver.store.port import (
+from seamark.metaserver.iceberg.metadata.properties import check_client_properties
+from seamark.metaserver.iceberg.metadata.requirements import check_view_requirements
+from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
+from seamark.metaserver.iceberg.views.view_updates import apply_view_updates, new_view
+from seamark.metaserver.store.port import (
     CreateEntry,
     Entry,
     EntryKind,
@@ -37,7 +37,7 @@ from metaserver.store.port import (
     RecordInstant,
     SwapPointer,
 )
-from metaserver.wire import check_new_name, show
+from seamark.metaserver.wire import check_new_name, show
 
 _RECORDED_MAX = 10_000
 

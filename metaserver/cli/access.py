@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 
 import click
 
-from metaserver.access.principal import Role, make_grant, parse_path, show_path
-from metaserver.access.tokens import create_token, is_live, revoke_token
-from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
-from metaserver.clock import Clock, SystemClock
-from metaserver.errors import ConfigError, SeamarkError
-from metaserver.home import PRIVATE_UMASK, make_private, prepare_home
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import AuditRecord, Grant, NamespacePath, PointerStore, RemoveGrant, SaveAudit, SaveGrant
+from seamark.metaserver.access.principal import Role, make_grant, parse_path, show_path
+from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
+from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.errors import ConfigError, SeamarkError
+from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import AuditRecord, Grant, NamespacePath, PointerStore, RemoveGrant, SaveAudit, SaveGrant
 
 T = TypeVar("T")
 Work = Callable[[PointerStore, Clock], Awaitable[T]]

@@ -12,13 +12,13 @@ from typing import Any
 import click
 from rich.table import Table
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import BadRequest
-from connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
-from metaserver.cli.explain import show_size
-from metaserver.cli.index import server_options
-from metaserver.cli.options import CONTEXT
-from metaserver.cli.terminal import open_console, say
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
+from seamark.metaserver.cli.explain import show_size
+from seamark.metaserver.cli.index import server_options
+from seamark.metaserver.cli.options import CONTEXT
+from seamark.metaserver.cli.terminal import open_console, say
 
 
 @click.command(context_settings=CONTEXT)

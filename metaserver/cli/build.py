@@ -20,8 +20,8 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 
-from connector.client.indexes import IndexClient
-from connector.index.builds import (
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import (
     Adaptive,
     BuildReport,
     ClusterFailed,
@@ -31,11 +31,11 @@ from connector.index.builds import (
     Workers,
     build,
 )
-from metaserver.cli.explain import show_size
-from metaserver.cli.index import server_options
-from metaserver.cli.options import CONTEXT, Misconfigured
-from metaserver.cli.terminal import open_console, say
-from metaserver.errors import Corrupt
+from seamark.metaserver.cli.explain import show_size
+from seamark.metaserver.cli.index import server_options
+from seamark.metaserver.cli.options import CONTEXT, Misconfigured
+from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.errors import Corrupt
 
 _TOLD_MAX = 10
 ENGINES = ("auto", "process", "spark")
@@ -86,7 +86,7 @@ def start_spark(master: str) -> Workers:
     """PySpark is an optional dependency, which only this function imports."""
     if not has_spark():
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")
-    workers: Workers = importlib.import_module("connector.spark.index_job").SparkWorkers.start(master)
+    workers: Workers = importlib.import_module("seamark.connector.spark.index_job").SparkWorkers.start(master)
     return workers
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import BadRequest, ClientError
-from metaserver.cli.options import Misconfigured, load_settings
-from metaserver.cli.terminal import printable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.metaserver.cli.options import Misconfigured, load_settings
+from seamark.metaserver.cli.terminal import printable
 
 Client = TypeVar("Client", bound=SeamarkClient)
 

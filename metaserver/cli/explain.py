@@ -13,10 +13,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from connector.client.client import At, Explanation, SeamarkClient
-from metaserver.cli.connecting import connected, served_at
-from metaserver.cli.options import CONTEXT, settings_flags
-from metaserver.cli.terminal import open_console
+from seamark.connector.client.client import At, Explanation, SeamarkClient
+from seamark.metaserver.cli.connecting import connected, served_at
+from seamark.metaserver.cli.options import CONTEXT, settings_flags
+from seamark.metaserver.cli.terminal import open_console
 
 _DEFAULT_LIMIT = 20
 

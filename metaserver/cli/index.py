@@ -16,21 +16,21 @@ from typing import Any
 import click
 from rich.table import Table
 
-from connector.client.indexes import Index, IndexClient
-from metaserver import errors
-from metaserver.cli.connecting import connected, served_at
-from metaserver.cli.explain import show_size
-from metaserver.cli.on_demand import OnDemand
-from metaserver.cli.options import CONTEXT, settings_flags
-from metaserver.cli.terminal import open_console, say
-from metaserver.index.keys.terms import split_arguments
-from metaserver.index.kinds.kinds import KINDS, parameters, takers
+from seamark.connector.client.indexes import Index, IndexClient
+from seamark.metaserver import errors
+from seamark.metaserver.cli.connecting import connected, served_at
+from seamark.metaserver.cli.explain import show_size
+from seamark.metaserver.cli.on_demand import OnDemand
+from seamark.metaserver.cli.options import CONTEXT, settings_flags
+from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.index.keys.terms import split_arguments
+from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 
 _COMMANDS = OnDemand(
     {
-        "build": "metaserver.cli.build:build_command",
-        "verify": "metaserver.cli.index_verify:verify_command",
-        "rebuild-registry": "metaserver.cli.index_verify:rebuild_registry_command",
+        "build": "seamark.metaserver.cli.build:build_command",
+        "verify": "seamark.metaserver.cli.index_verify:verify_command",
+        "rebuild-registry": "seamark.metaserver.cli.index_verify:rebuild_registry_command",
     }
 )
 

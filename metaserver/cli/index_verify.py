@@ -15,14 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from connector.client.indexes import IndexClient
-from connector.index.audits import QUARANTINED, Audit, audit_index
-from connector.index.verification import Verdict
-from metaserver.cli.explain import show_size
-from metaserver.cli.index import server_options
-from metaserver.cli.options import CONTEXT, Misconfigured
-from metaserver.cli.terminal import open_console, say
-from metaserver.errors import BadRequest, Corrupt
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
+from seamark.connector.index.verification import Verdict
+from seamark.metaserver.cli.explain import show_size
+from seamark.metaserver.cli.index import server_options
+from seamark.metaserver.cli.options import CONTEXT, Misconfigured
+from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.errors import BadRequest, Corrupt
 
 DEFAULT_SAMPLE = 3
 _PROBLEMS_SHOWN = 20

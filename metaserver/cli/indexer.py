@@ -13,13 +13,13 @@ from typing import Any
 import click
 import structlog
 
-from connector.client.errors import ClientError
-from connector.client.indexes import IndexClient
-from connector.index.indexer import AuditLimits, Indexer
-from metaserver.api.http.logs import configure_logging
-from metaserver.cli.build import engine_options, interruptible, open_workers
-from metaserver.cli.connecting import served_at
-from metaserver.cli.options import CONTEXT, load_settings, settings_flags
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.cli.build import engine_options, interruptible, open_workers
+from seamark.metaserver.cli.connecting import served_at
+from seamark.metaserver.cli.options import CONTEXT, load_settings, settings_flags
 
 _log = structlog.get_logger("seamark.indexer")
 

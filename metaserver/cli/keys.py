@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from metaserver.access.keyring import REFRESH_S, renew_keys
-from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
-from metaserver.clock import SystemClock
-from metaserver.errors import ConfigError, SeamarkError
-from metaserver.home import PRIVATE_UMASK, prepare_home
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
+from seamark.metaserver.access.keyring import REFRESH_S, renew_keys
+from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import ConfigError, SeamarkError
+from seamark.metaserver.home import PRIVATE_UMASK, prepare_home
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
 
 
 @click.group(context_settings=CONTEXT)

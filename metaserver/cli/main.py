@@ -11,20 +11,20 @@ import platform
 
 import click
 
-from metaserver.cli.on_demand import OnDemand
-from metaserver.cli.options import CONTEXT
+from seamark.metaserver.cli.on_demand import OnDemand
+from seamark.metaserver.cli.options import CONTEXT
 
 _COMMANDS = OnDemand(
     {
-        "serve": "metaserver.cli.serve:serve",
-        "token": "metaserver.cli.access:token",
-        "grant": "metaserver.cli.access:grant",
-        "keys": "metaserver.cli.keys:keys",
-        "explain": "metaserver.cli.explain:explain",
-        "buckets": "metaserver.cli.buckets:buckets",
-        "index": "metaserver.cli.index:index",
-        "indexer": "metaserver.cli.indexer:indexer",
-        "trino-proxy": "metaserver.cli.trino_proxy:trino_proxy",
+        "serve": "seamark.metaserver.cli.serve:serve",
+        "token": "seamark.metaserver.cli.access:token",
+        "grant": "seamark.metaserver.cli.access:grant",
+        "keys": "seamark.metaserver.cli.keys:keys",
+        "explain": "seamark.metaserver.cli.explain:explain",
+        "buckets": "seamark.metaserver.cli.buckets:buckets",
+        "index": "seamark.metaserver.cli.index:index",
+        "indexer": "seamark.metaserver.cli.indexer:indexer",
+        "trino-proxy": "seamark.metaserver.cli.trino_proxy:trino_proxy",
     }
 )
 

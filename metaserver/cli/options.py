@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from metaserver.errors import ConfigError
-from metaserver.settings import FIELDS, Settings, environment_name, exposed_secrets, flag_name, load
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.settings import FIELDS, Settings, environment_name, exposed_secrets, flag_name, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

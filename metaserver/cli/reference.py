@@ -1,4 +1,4 @@
-"""Generates reference pages: `python -m metaserver.cli.reference` in the checkout.
+"""Generates reference pages: `python -m seamark.metaserver.cli.reference` in the checkout.
 
 docs/reference/settings.md is generated from `Settings`, docs/reference/openapi.json from the routes. A test compares
 both with the committed files.
@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.app import add_routes
-from metaserver.api.http.keys import SETTINGS
-from metaserver.api.openapi import build_document
-from metaserver.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.api.openapi import build_document
+from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 

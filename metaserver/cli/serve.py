@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from metaserver.api.http.logs import configure_logging
-from metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
-from metaserver.cli.workers import supervise
-from metaserver.errors import ConfigError, SeamarkError
-from metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
-from metaserver.server import bind, log_repaired, open_certificate, run, url_of
-from metaserver.settings import Settings, redact_url
+from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.workers import supervise
+from seamark.metaserver.errors import ConfigError, SeamarkError
+from seamark.metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
+from seamark.metaserver.server import bind, log_repaired, open_certificate, run, url_of
+from seamark.metaserver.settings import Settings, redact_url
 
 
 @click.command(context_settings=CONTEXT)

@@ -12,15 +12,15 @@ from urllib.parse import urlsplit
 
 import click
 
-from connector.trino.proxy import ProxySettings
-from connector.trino.rewriter import Limits
-from connector.trino.server import bind, run, upstream_tls
-from metaserver.access.guard import is_loopback
-from metaserver.api.http.logs import configure_logging
-from metaserver.cli.connecting import served_at
-from metaserver.cli.options import CONTEXT, Misconfigured, load_settings, refuse, settings_flags
-from metaserver.errors import ConfigError
-from metaserver.tls import Certificate
+from seamark.connector.trino.proxy import ProxySettings
+from seamark.connector.trino.rewriter import Limits
+from seamark.connector.trino.server import bind, run, upstream_tls
+from seamark.metaserver.access.guard import is_loopback
+from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.cli.connecting import served_at
+from seamark.metaserver.cli.options import CONTEXT, Misconfigured, load_settings, refuse, settings_flags
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.tls import Certificate
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -13,12 +13,12 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from metaserver.commits.collision import Collision
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import TRUE, Expression
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.manifests.content_file import (
+from seamark.metaserver.commits.collision import Collision
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.manifests.content_file import (
     DATA,
     POSITION_DELETES,
     UNKNOWN,
@@ -26,12 +26,12 @@ from metaserver.iceberg.manifests.content_file import (
     decode_content_file,
     partition_types,
 )
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.iceberg.types.reading import Int32, Int64
-from metaserver.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
-from metaserver.wire import INDEX_FILES_MAX, check_name
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.types.reading import Int32, Int64
+from seamark.metaserver.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
+from seamark.metaserver.wire import INDEX_FILES_MAX, check_name
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
 OPERATIONS = (APPEND, OVERWRITE, DELETE, REPLACE)

@@ -11,25 +11,25 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from metaserver.catalog.own_files import own_places
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.values import Caller
-from metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
-from metaserver.commits.collision import Collision
-from metaserver.commits.conflicts import ConflictCheck
-from metaserver.commits.manifest_filter import ManifestFilter, find_files, key_of, live
-from metaserver.commits.manifest_merge import ManifestMerge
-from metaserver.commits.manifests import Manifests
-from metaserver.commits.overwrite import replaced_files
-from metaserver.commits.snapshot_producer import ProducedSnapshot, produce
-from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest, write_added
-from metaserver.commits.summary import NOTHING, SummaryCounts, counts_of
-from metaserver.errors import AlreadyExists, BadRequest, Forbidden
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.properties import metadata_folder
-from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
-from metaserver.planner.plan.planner import Planner
+from seamark.metaserver.catalog.own_files import own_places
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
+from seamark.metaserver.commits.collision import Collision
+from seamark.metaserver.commits.conflicts import ConflictCheck
+from seamark.metaserver.commits.manifest_filter import ManifestFilter, find_files, key_of, live
+from seamark.metaserver.commits.manifest_merge import ManifestMerge
+from seamark.metaserver.commits.manifests import Manifests
+from seamark.metaserver.commits.overwrite import replaced_files
+from seamark.metaserver.commits.snapshot_producer import ProducedSnapshot, produce
+from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest, write_added
+from seamark.metaserver.commits.summary import NOTHING, SummaryCounts, counts_of
+from seamark.metaserver.errors import AlreadyExists, BadRequest, Forbidden
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import metadata_folder
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.metaserver.planner.plan.planner import Planner
 
 _IN_THREAD_FILES = 200
 """Above this number, files are decoded in a thread."""

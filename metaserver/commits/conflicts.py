@@ -14,28 +14,28 @@ from functools import partial
 
 import numpy as np
 
-from metaserver.commits.change import SERIALIZABLE, Change, ReadScope, partitions_of
-from metaserver.commits.collision import Collision
-from metaserver.commits.history import AddedFiles, History, TooLong, rows_of, since
-from metaserver.commits.key_comparison import exclude_data, exclude_deletes, first_match
-from metaserver.commits.manifest_filter import FilesToRemove, key_of, live, referring
-from metaserver.commits.manifests import Manifests
-from metaserver.commits.overlap import PartitionOverlap, Targets
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.expressions.projection import inclusive
-from metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.iceberg.types.reserved import DELETED_PATH
-from metaserver.index.blocks.packing import Longs
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import group_by_partition
-from metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
-from metaserver.planner.view.selection import never
-from metaserver.planner.view.view import ROW_BITS, TableView
+from seamark.metaserver.commits.change import SERIALIZABLE, Change, ReadScope, partitions_of
+from seamark.metaserver.commits.collision import Collision
+from seamark.metaserver.commits.history import AddedFiles, History, TooLong, rows_of, since
+from seamark.metaserver.commits.key_comparison import exclude_data, exclude_deletes, first_match
+from seamark.metaserver.commits.manifest_filter import FilesToRemove, key_of, live, referring
+from seamark.metaserver.commits.manifests import Manifests
+from seamark.metaserver.commits.overlap import PartitionOverlap, Targets
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.projection import inclusive
+from seamark.metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
+from seamark.metaserver.planner.view.selection import never
+from seamark.metaserver.planner.view.view import ROW_BITS, TableView
 
 _IN_THREAD = 200
 """Above this number, files and partitions are compared in a thread."""

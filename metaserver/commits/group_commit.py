@@ -18,26 +18,26 @@ import msgspec
 import structlog
 from msgspec import structs
 
-from metaserver.catalog.catalog import Catalog
-from metaserver.catalog.claims import check_writable
-from metaserver.catalog.commit import CommitEvent, check_uuid, moved_on
-from metaserver.catalog.parts import CatalogContext
-from metaserver.catalog.values import Caller
-from metaserver.clock import Clock
-from metaserver.commits.change import ChangeRequest
-from metaserver.commits.change_application import ChangeApplication, head_of
-from metaserver.commits.collision import Collision
-from metaserver.commits.manifests import Manifests
-from metaserver.commits.producers import Last, last_of, snapshot_of
-from metaserver.commits.snapshot_producer import ProducedSnapshot
-from metaserver.commits.table_locks import ChangeId, TableLocks
-from metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.objects.cleanup import Cleanup
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.plan.planner import Planner
-from metaserver.settings import Settings
-from metaserver.store.port import (
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.claims import check_writable
+from seamark.metaserver.catalog.commit import CommitEvent, check_uuid, moved_on
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.commits.change import ChangeRequest
+from seamark.metaserver.commits.change_application import ChangeApplication, head_of
+from seamark.metaserver.commits.collision import Collision
+from seamark.metaserver.commits.manifests import Manifests
+from seamark.metaserver.commits.producers import Last, last_of, snapshot_of
+from seamark.metaserver.commits.snapshot_producer import ProducedSnapshot
+from seamark.metaserver.commits.table_locks import ChangeId, TableLocks
+from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.objects.cleanup import Cleanup
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import (
     AdvanceProducer,
     Entry,
     IdempotencyTaken,
@@ -47,8 +47,8 @@ from metaserver.store.port import (
     RegisteredIndexFile,
     ReplaceIndexFiles,
 )
-from metaserver.timeline.timeline import Timeline
-from metaserver.wire import encode_json
+from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.wire import encode_json
 
 _log = structlog.get_logger("seamark.commits")
 

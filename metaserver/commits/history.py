@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.commits.change import APPEND, DELETE, REPLACE
-from metaserver.commits.manifests import Manifests
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.strings import strings
-from metaserver.planner.pruning.incremental import keep_appended
-from metaserver.planner.view.selection import Selection
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.commits.change import APPEND, DELETE, REPLACE
+from seamark.metaserver.commits.manifests import Manifests
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.strings import strings
+from seamark.metaserver.planner.pruning.incremental import keep_appended
+from seamark.metaserver.planner.view.selection import Selection
+from seamark.metaserver.planner.view.view import TableView
 
 _DATA = 0
 

@@ -17,25 +17,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaserver.commits.history import AddedFiles
-from metaserver.errors import SeamarkError
-from metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
-from metaserver.iceberg.files.budget import decoded_budget
-from metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
-from metaserver.iceberg.files.parquet_reading import BoundedParquet
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.blocks.block import Block
-from metaserver.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
-from metaserver.index.keys.hashing import hash_halves
-from metaserver.index.keys.keys import keys_of
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.deletes.delete_files import delete_files_at
-from metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
-from metaserver.planner.pruning.file_pruning import narrow_by_stats
-from metaserver.planner.rows.row_deletes import columns_of, positions_of
-from metaserver.planner.view.selection import Selection, never
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.commits.history import AddedFiles
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
+from seamark.metaserver.iceberg.files.budget import decoded_budget
+from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
+from seamark.metaserver.index.keys.hashing import hash_halves
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.deletes.delete_files import delete_files_at
+from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
+from seamark.metaserver.planner.rows.row_deletes import columns_of, positions_of
+from seamark.metaserver.planner.view.selection import Selection, never
+from seamark.metaserver.planner.view.view import TableView
 
 FILES_MAX = 200
 """The largest number of files whose keys one check reads. With more, all of them count as matches."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from metaserver.commits.change import Remove
-from metaserver.commits.collision import Collision
-from metaserver.commits.manifests import Manifests
-from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
-from metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
-from metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.commits.change import Remove
+from seamark.metaserver.commits.collision import Collision
+from seamark.metaserver.commits.manifests import Manifests
+from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
+from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
 
 class RewrittenManifests(NamedTuple):

@@ -16,21 +16,21 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from metaserver.errors import BadRequest, Corrupt, ObjectMissing
-from metaserver.gathering import gathered
-from metaserver.iceberg.manifests.content_file import ContentFile
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest, decode_manifest_list
-from metaserver.iceberg.manifests.writer import ManifestEntry, read_entries
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.index.blocks.block import Block, encode_block
-from metaserver.index.kernels import _hash
-from metaserver.index.keys.hashing import hash_key
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.lookup.lookup import lookup
-from metaserver.planner.view.view import TableView
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, read_entries
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.kernels import _hash
+from seamark.metaserver.index.keys.hashing import hash_key
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.view.view import TableView
 
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.ranges import is_ordered, is_rounded
-from metaserver.iceberg.manifests.content_file import partition_types
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
-from metaserver.iceberg.types.values import Value, partition_key, value_key
-from metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
-from metaserver.planner.view.view import comparable
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.ranges import is_ordered, is_rounded
+from seamark.metaserver.iceberg.manifests.content_file import partition_types
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
+from seamark.metaserver.iceberg.types.values import Value, partition_key, value_key
+from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
+from seamark.metaserver.planner.view.view import comparable
 
 
 class _Constraint(NamedTuple):

@@ -11,12 +11,12 @@ import asyncio
 
 import numpy as np
 
-from metaserver.commits.change import ReadScope, Remove
-from metaserver.commits.overlap import PartitionOverlap, Targets
-from metaserver.errors import BadRequest, RetryLater
-from metaserver.iceberg.expressions.binding import OPPOSITE, bind
-from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions.expression import (
+from seamark.metaserver.commits.change import ReadScope, Remove
+from seamark.metaserver.commits.overlap import PartitionOverlap, Targets
+from seamark.metaserver.errors import BadRequest, RetryLater
+from seamark.metaserver.iceberg.expressions.binding import OPPOSITE, bind
+from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.metaserver.iceberg.expressions.expression import (
     TRUE,
     Always,
     And,
@@ -28,15 +28,15 @@ from metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.blocks.packing import Longs
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import group_by_partition
-from metaserver.planner.plan.planner import Planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.view import TableView
 
 
 async def replaced_files(

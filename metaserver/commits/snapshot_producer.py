@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from metaserver.commits.change import Change
-from metaserver.commits.manifest_filter import RewrittenManifests
-from metaserver.commits.manifest_merge import ManifestMerge
-from metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
-from metaserver.commits.summary import SummaryCounts, counts_of, summary_of
-from metaserver.errors import BadRequest
-from metaserver.iceberg.manifests.writer import assign_first_row_ids
-from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.iceberg.metadata.updates import apply_updates
-from metaserver.iceberg.types.values import LONG_MAX
+from seamark.metaserver.commits.change import Change
+from seamark.metaserver.commits.manifest_filter import RewrittenManifests
+from seamark.metaserver.commits.manifest_merge import ManifestMerge
+from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
+from seamark.metaserver.commits.summary import SummaryCounts, counts_of, summary_of
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.writer import assign_first_row_ids
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.metaserver.iceberg.types.values import LONG_MAX
 
 
 class ProducedSnapshot(NamedTuple):

@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from metaserver.clock import Clock
-from metaserver.commits.change import Change
-from metaserver.commits.manifests import AT_ONCE, Manifests, PathHashes, names_of
-from metaserver.gathering import gathered
-from metaserver.iceberg.manifests.content_file import ContentFile
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.manifests.writer import (
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.commits.change import Change
+from seamark.metaserver.commits.manifests import AT_ONCE, Manifests, PathHashes, names_of
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import (
     ADDED,
     ManifestEntry,
     WrittenManifest,
     write_manifest,
     write_manifest_list,
 )
-from metaserver.iceberg.metadata import properties as props
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.objects.port import ObjectStore
+from seamark.metaserver.iceberg.metadata import properties as props
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.objects.port import ObjectStore
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
-from metaserver.errors import SeamarkError
-from metaserver.objects.port import ObjectStore
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.objects.port import ObjectStore
 
 _AT_ONCE_MAX = 64
 

@@ -24,10 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-from metaserver.clock import Clock
-from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
-from metaserver.objects.locations import Location, parse_location
-from metaserver.objects.port import ObjectInfo, check_range
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
+from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.metaserver.objects.port import ObjectInfo, check_range
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """The suffix of incomplete files, which are never listed. One remains only if the process dies inside `create`."""

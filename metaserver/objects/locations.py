@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
 
-from metaserver.errors import BadRequest, ConfigError
+from seamark.metaserver.errors import BadRequest, ConfigError
 
 LOCATION_CHARS_MAX = 4096
 """Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from metaserver.clock import Clock
-from metaserver.home import is_in_home
-from metaserver.objects.local import LocalObjects
-from metaserver.objects.locations import Location, Warehouse
-from metaserver.objects.port import ObjectInfo, ObjectStore
-from metaserver.objects.s3 import S3Objects
-from metaserver.settings import Settings
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.home import is_in_home
+from seamark.metaserver.objects.local import LocalObjects
+from seamark.metaserver.objects.locations import Location, Warehouse
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.s3 import S3Objects
+from seamark.metaserver.settings import Settings
 
 LOCAL_THREADS = 8
 """Files read or written concurrently: enough to overlap syncs, few enough to limit contention on one disk."""

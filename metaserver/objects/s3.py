@@ -20,11 +20,11 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
-from metaserver.clock import Clock
-from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, SeamarkError, StorageError, TooLarge
-from metaserver.objects.locations import Location, parse_location
-from metaserver.objects.port import ObjectInfo, check_range
-from metaserver.settings import Settings
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, SeamarkError, StorageError, TooLarge
+from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.metaserver.objects.port import ObjectInfo, check_range
+from seamark.metaserver.settings import Settings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential

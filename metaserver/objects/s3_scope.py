@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 from xml.etree import ElementTree
 
-from metaserver.errors import BadRequest, Forbidden
-from metaserver.objects.locations import Location, parse_location
-from metaserver.settings import Settings
+from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.metaserver.settings import Settings
 
 READ_METHODS = frozenset(("GET", "HEAD"))
 WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))

@@ -23,10 +23,10 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from metaserver.errors import BadRequest, Forbidden
-from metaserver.objects.credentials import server_keys
-from metaserver.objects.locations import Location, parse_location
-from metaserver.objects.s3_scope import (
+from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.metaserver.objects.credentials import server_keys
+from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.metaserver.objects.s3_scope import (
     READ_METHODS,
     WRITE_METHODS,
     Address,
@@ -34,7 +34,7 @@ from metaserver.objects.s3_scope import (
     parse_address,
     without_default_port,
 )
-from metaserver.settings import Settings
+from seamark.metaserver.settings import Settings
 
 HEADERS_MAX = 100
 CLOCK_SKEW_MS = 300_000

@@ -16,9 +16,9 @@ A client that lists several gets the first that is allowed. PyIceberg lists vend
 
 from __future__ import annotations
 
-from metaserver.objects.credentials import server_keys
-from metaserver.objects.locations import parse_location
-from metaserver.settings import Settings
+from seamark.metaserver.objects.credentials import server_keys
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.settings import Settings
 
 VENDED = "vended-credentials"
 SIGNING = "remote-signing"

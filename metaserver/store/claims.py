@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 
-from metaserver.errors import BadRequest, CommitConflict
-from metaserver.store import port
-from metaserver.store.by_uuid import UNNAMED
-from metaserver.store.rows import pack
-from metaserver.store.statement import Row, Statement, Steps
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.store import port
+from seamark.metaserver.store.by_uuid import UNNAMED
+from seamark.metaserver.store.rows import pack
+from seamark.metaserver.store.statement import Row, Statement, Steps
 
 _OWN, _SHARED, _ALLOWED = range(3)
 """Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""

@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from metaserver.clock import Clock
-from metaserver.errors import Corrupt
-from metaserver.store import claims, instants, queries, records
-from metaserver.store.operations import transaction
-from metaserver.store.port import (
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.store import claims, instants, queries, records
+from seamark.metaserver.store.operations import transaction
+from seamark.metaserver.store.port import (
     AuditRecord,
     Claim,
     DroppedEntry,
@@ -35,7 +35,7 @@ from metaserver.store.port import (
     ShownPlan,
     Token,
 )
-from metaserver.store.statement import Steps
+from seamark.metaserver.store.statement import Steps
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ the version of a table that is removed and registered again is greater than all 
 
 from __future__ import annotations
 
-from metaserver.errors import CommitConflict, NotFound
-from metaserver.store import port
-from metaserver.store.by_uuid import hold_table
-from metaserver.store.port import IndexFileState
-from metaserver.store.rows import INDEX_FILE, from_index_file, pack_json
-from metaserver.store.statement import Statement, Steps, batches
+from seamark.metaserver.errors import CommitConflict, NotFound
+from seamark.metaserver.store import port
+from seamark.metaserver.store.by_uuid import hold_table
+from seamark.metaserver.store.port import IndexFileState
+from seamark.metaserver.store.rows import INDEX_FILE, from_index_file, pack_json
+from seamark.metaserver.store.statement import Statement, Steps, batches
 
 
 def replace(op: port.ReplaceIndexFiles, now_ms: int) -> Steps[int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from metaserver.errors import AlreadyExists, CommitConflict, NotFound
-from metaserver.store import port
-from metaserver.store.port import InstantState
-from metaserver.store.rows import INSTANT, from_instant, pack_json
-from metaserver.store.statement import Statement, Steps, placeholders
+from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
+from seamark.metaserver.store import port
+from seamark.metaserver.store.port import InstantState
+from seamark.metaserver.store.rows import INSTANT, from_instant, pack_json
+from seamark.metaserver.store.statement import Statement, Steps, placeholders
 
 _FINISHED = (InstantState.COMPLETED, InstantState.ROLLED_BACK)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from metaserver.errors import (
+from seamark.metaserver.errors import (
     AlreadyExists,
     CommitConflict,
     NamespaceNotEmpty,
@@ -18,13 +18,13 @@ from metaserver.errors import (
     NoSuchView,
     NotFound,
 )
-from metaserver.store import port
-from metaserver.store.by_uuid import forget_unnamed
-from metaserver.store.claims import check_restored
-from metaserver.store.port import Entry, EntryKind, NamespacePath
-from metaserver.store.rows import DROPPED, ENTRY, from_entry, pack, pack_json, space_of, to_dropped, to_entry, unpack
-from metaserver.store.statement import Row, Statement, Steps, placeholders
-from metaserver.wire import show
+from seamark.metaserver.store import port
+from seamark.metaserver.store.by_uuid import forget_unnamed
+from seamark.metaserver.store.claims import check_restored
+from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.rows import DROPPED, ENTRY, from_entry, pack, pack_json, space_of, to_dropped, to_entry, unpack
+from seamark.metaserver.store.statement import Row, Statement, Steps, placeholders
+from seamark.metaserver.wire import show
 
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from metaserver.clock import Clock
-from metaserver.deferred import Deferred
-from metaserver.errors import ConfigError
-from metaserver.store.port import PointerStore
-from metaserver.store.sqlite import open_sqlite
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.store.sqlite import open_sqlite
 
 if TYPE_CHECKING:
-    from metaserver.store import postgres
+    from seamark.metaserver.store import postgres
 else:
-    postgres = Deferred("metaserver.store.postgres")
+    postgres = Deferred("seamark.metaserver.store.postgres")
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from metaserver.store import claims, index_files, instants, names, plan_tables, port, producers, records
-from metaserver.store.statement import Steps
+from seamark.metaserver.store import claims, index_files, instants, names, plan_tables, port, producers, records
+from seamark.metaserver.store.statement import Steps
 
 
 def transaction(operations: Sequence[port.Operation], now_ms: int) -> Steps[list[Any]]:

@@ -6,9 +6,9 @@ plan with other files, and files are still known after a crash.
 
 from __future__ import annotations
 
-from metaserver.store import port
-from metaserver.store.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
-from metaserver.store.statement import Statement, Steps, placeholders
+from seamark.metaserver.store import port
+from seamark.metaserver.store.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
+from seamark.metaserver.store.statement import Statement, Steps, placeholders
 
 
 def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:

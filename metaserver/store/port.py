@@ -4,7 +4,7 @@ Every change is a list of operations that are applied in ONE transaction (`trans
 returns. A pointer swap, its instant and its idempotency record are therefore visible together. A read sees every
 transaction that returned before it began, from any replica.
 
-Failures are errors of `metaserver.errors`. A transaction that raised another error than `CommitUnknown` changed
+Failures are errors of `seamark.metaserver.errors`. A transaction that raised another error than `CommitUnknown` changed
 nothing.
 """
 
@@ -114,7 +114,7 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """The UUID of the table."""
     location: str
     definition: str
-    """The id of the definition (`metaserver.index.files.definitions`)."""
+    """The id of the definition (`seamark.metaserver.index.files.definitions`)."""
     kind: str
     level: int
     files: int

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from metaserver.clock import Clock
-from metaserver.errors import (
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import (
     BadRequest,
     CommitUnknown,
     ConfigError,
@@ -27,10 +27,10 @@ from metaserver.errors import (
     SeamarkError,
     StorageError,
 )
-from metaserver.store.driven import DrivenStore
-from metaserver.store.migrations import migrate, renew_epoch
-from metaserver.store.port import PointerStore
-from metaserver.store.statement import APPLICATION_NAME, POSTGRES, Steps
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.migrations import migrate, renew_epoch
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.store.statement import APPLICATION_NAME, POSTGRES, Steps
 
 T = TypeVar("T")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from metaserver.errors import CommitConflict
-from metaserver.store import port
-from metaserver.store.by_uuid import hold_table
-from metaserver.store.rows import PRODUCER
-from metaserver.store.statement import Statement, Steps
+from seamark.metaserver.errors import CommitConflict
+from seamark.metaserver.store import port
+from seamark.metaserver.store.by_uuid import hold_table
+from seamark.metaserver.store.rows import PRODUCER
+from seamark.metaserver.store.statement import Statement, Steps
 
 
 def advance(op: port.AdvanceProducer, now_ms: int) -> Steps[None]:

@@ -5,7 +5,7 @@ Limits and order are part of the statement; the driver only decides where it run
 
 from __future__ import annotations
 
-from metaserver.store.port import (
+from seamark.metaserver.store.port import (
     AuditRecord,
     DroppedEntry,
     Entry,
@@ -24,7 +24,7 @@ from metaserver.store.port import (
     ShownPlan,
     Token,
 )
-from metaserver.store.rows import (
+from seamark.metaserver.store.rows import (
     AUDIT,
     DROPPED,
     ENTRY,
@@ -51,8 +51,8 @@ from metaserver.store.rows import (
     to_token,
     unpack,
 )
-from metaserver.store.statement import Statement, Steps
-from metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.metaserver.store.statement import Statement, Steps
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 _UNFINISHED = (InstantState.REQUESTED, InstantState.INFLIGHT)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from metaserver.errors import AlreadyExists, CommitConflict, NotFound
-from metaserver.store import port
-from metaserver.store.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
-from metaserver.store.statement import Statement, Steps, batches, placeholders
-from metaserver.wire import show
+from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
+from seamark.metaserver.store import port
+from seamark.metaserver.store.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
+from seamark.metaserver.store.statement import Statement, Steps, batches, placeholders
+from seamark.metaserver.wire import show
 
 
 def save_idempotency(op: port.SaveIdempotency, now_ms: int) -> Steps[None]:

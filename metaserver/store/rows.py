@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from metaserver.errors import Corrupt
-from metaserver.store.port import (
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.store.port import (
     AuditRecord,
     DroppedEntry,
     Entry,
@@ -28,8 +28,8 @@ from metaserver.store.port import (
     RegisteredIndexFile,
     Token,
 )
-from metaserver.store.statement import Row
-from metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.metaserver.store.statement import Row
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 ENTRY = "kind, namespace, name, uuid, metadata_location, previous_location, version, created_ms, updated_ms"
 NAMED = f"{ENTRY}, coalesce((SELECT version FROM index_versions WHERE uuid = entries.uuid), 0)"  # noqa: S608

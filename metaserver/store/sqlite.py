@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metaserver.clock import Clock
-from metaserver.errors import (
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import (
     BadRequest,
     CommitUnknown,
     ConfigError,
@@ -31,10 +31,10 @@ from metaserver.errors import (
     SeamarkError,
     StorageError,
 )
-from metaserver.store.driven import DrivenStore
-from metaserver.store.migrations import migrate
-from metaserver.store.port import IdempotencyTaken, PointerStore
-from metaserver.store.statement import SQLITE, Rows, Statement, Steps
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.migrations import migrate
+from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
+from seamark.metaserver.store.statement import SQLITE, Rows, Statement, Steps
 
 T = TypeVar("T")
 

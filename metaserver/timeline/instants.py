@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.store.port import Instant, InstantFilter, InstantState
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.store.port import Instant, InstantFilter, InstantState
 
 _NEXT: dict[InstantState, frozenset[InstantState]] = {
     InstantState.REQUESTED: frozenset({InstantState.INFLIGHT, InstantState.ROLLED_BACK}),

@@ -16,11 +16,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import structlog
 
-from metaserver.clock import Clock
-from metaserver.errors import RetryLater, SeamarkError
-from metaserver.settings import Settings
-from metaserver.store.port import Instant, InstantFilter, PointerStore
-from metaserver.timeline.instants import matches
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import RetryLater, SeamarkError
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Instant, InstantFilter, PointerStore
+from seamark.metaserver.timeline.instants import matches
 
 _BATCH = 500
 _ARCHIVE_BATCH = 1000

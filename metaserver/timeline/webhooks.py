@@ -22,12 +22,12 @@ from typing import Any
 import aiohttp
 import structlog
 
-from metaserver.clock import Clock
-from metaserver.errors import CommitConflict, SeamarkError
-from metaserver.settings import Settings, redact_url
-from metaserver.store.port import Instant, InstantFilter, PointerStore, SaveCursor, TakeLease
-from metaserver.timeline.timeline import Timeline
-from metaserver.wire import encode_json
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import CommitConflict, SeamarkError
+from seamark.metaserver.settings import Settings, redact_url
+from seamark.metaserver.store.port import Instant, InstantFilter, PointerStore, SaveCursor, TakeLease
+from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.wire import encode_json
 
 BATCH = 100
 """Instants of one read; also the largest number that is delivered again after a crash."""

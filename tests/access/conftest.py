@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.store.open import open_store
-from metaserver.store.port import PointerStore
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
 
 
 @pytest.fixture

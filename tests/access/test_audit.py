@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import structlog
 
-from metaserver.access.audit import REFUSED, AuditLog, open_audit, outcome_of
-from metaserver.clock import SimulatedClock
-from metaserver.errors import CommitUnknown, RetryLater
-from metaserver.store.port import AuditRecord, Operation, PointerStore, SaveAudit
+from seamark.metaserver.access.audit import REFUSED, AuditLog, open_audit, outcome_of
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import CommitUnknown, RetryLater
+from seamark.metaserver.store.port import AuditRecord, Operation, PointerStore, SaveAudit
 
 
 class Moody:
@@ -41,7 +41,7 @@ class Moody:
 
 @pytest.fixture
 def moody(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr("metaserver.access.audit._RETRY_S", 0.01)
+    monkeypatch.setattr("seamark.metaserver.access.audit._RETRY_S", 0.01)
     return Moody(store)
 
 

@@ -12,14 +12,14 @@ from joserfc import jwt
 from joserfc.jwk import OctKey
 from multidict import CIMultiDict
 
-from metaserver.access.authenticator import Authenticator, open_authenticator
-from metaserver.access.issued import ISSUER, PURPOSE
-from metaserver.access.tokens import create_token, digest_of, revoke_token
-from metaserver.clock import SimulatedClock
-from metaserver.errors import Forbidden, Unauthenticated
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant, PointerStore, RemoveGrant, SaveGrant
+from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
+from seamark.metaserver.access.issued import ISSUER, PURPOSE
+from seamark.metaserver.access.tokens import create_token, digest_of, revoke_token
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import Forbidden, Unauthenticated
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant, PointerStore, RemoveGrant, SaveGrant
 from tests.access.issuer import forged, local_issuer, rsa_key
 from tests.access.keyrings import fixed_keyring
 

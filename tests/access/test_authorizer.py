@@ -9,8 +9,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaserver.access.authorizer import RULES, Authorizer, Scope, changes
-from metaserver.access.principal import (
+from seamark.metaserver.access.authorizer import RULES, Authorizer, Scope, changes
+from seamark.metaserver.access.principal import (
     ANONYMOUS,
     Principal,
     Role,
@@ -21,12 +21,12 @@ from metaserver.access.principal import (
     parse_role,
     show_path,
 )
-from metaserver.api.app import add_routes
-from metaserver.api.http.describe import description_of
-from metaserver.api.http.keys import SETTINGS
-from metaserver.errors import BadRequest, Forbidden
-from metaserver.settings import Settings
-from metaserver.store.port import Grant, NamespacePath
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Grant, NamespacePath
 
 AUTHORIZER = Authorizer()
 PATHS: list[NamespacePath] = [path for depth in range(4) for path in itertools.product("ab", repeat=depth)]

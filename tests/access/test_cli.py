@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from metaserver.access.authenticator import open_authenticator
-from metaserver.access.principal import Principal
-from metaserver.cli.main import cli
-from metaserver.clock import SystemClock
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import AuditRecord, Grant
+from seamark.metaserver.access.authenticator import open_authenticator
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import AuditRecord, Grant
 from tests.access.keyrings import fixed_keyring
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from metaserver.access.guard import check_binding, check_logins, is_loopback_address
-from metaserver.access.tokens import create_token, revoke_token
-from metaserver.clock import SimulatedClock
-from metaserver.errors import ConfigError
-from metaserver.settings import Settings
-from metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback_address
+from seamark.metaserver.access.tokens import create_token, revoke_token
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.255.0.9", "::1", "localhost", "127.1", "::ffff:127.0.0.1"])
@@ -36,7 +36,7 @@ def test_anything_else_without_a_login_is_refused_with_the_commands_that_mend_it
 def test_a_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(*addresses: str) -> None:
         found = [(2, 1, 6, "", (address, 0)) for address in addresses]
-        monkeypatch.setattr("metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: found)
+        monkeypatch.setattr("seamark.metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: found)
 
     resolve("127.0.0.1", "::1")
     check_binding(Settings(host="box"))

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from metaserver.access import jwt
-from metaserver.access.issued import Issuer
-from metaserver.access.keyring import PUBLISHED_S, RETIRED_S_MIN, SECRET_NAME, open_keyring, renew_keys
-from metaserver.access.page_tokens import PageTokens
-from metaserver.access.protectors import KEY_FILE_NAME, new_key
-from metaserver.access.tokens import create_token
-from metaserver.clock import SimulatedClock
-from metaserver.errors import BadRequest, ConfigError
-from metaserver.settings import Settings
-from metaserver.store.migrations import MIGRATIONS
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant, PointerStore
+from seamark.metaserver.access import jwt
+from seamark.metaserver.access.issued import Issuer
+from seamark.metaserver.access.keyring import PUBLISHED_S, RETIRED_S_MIN, SECRET_NAME, open_keyring, renew_keys
+from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.access.protectors import KEY_FILE_NAME, new_key
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import BadRequest, ConfigError
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.migrations import MIGRATIONS
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant, PointerStore
 from tests.access.keyrings import fixed_keyring
 
 DAY_S = 86_400

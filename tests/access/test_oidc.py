@@ -14,14 +14,14 @@ import pytest
 from aiohttp import web
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from metaserver.access import oidc as room
-from metaserver.access.authenticator import Authenticator, open_authenticator
-from metaserver.access.jwt import LENGTH_MAX
-from metaserver.access.principal import Principal
-from metaserver.clock import SimulatedClock
-from metaserver.errors import BadRequest, RetryLater, Unauthenticated
-from metaserver.settings import Settings
-from metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.access import oidc as room
+from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
+from seamark.metaserver.access.jwt import LENGTH_MAX
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import BadRequest, RetryLater, Unauthenticated
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
 from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forged, local_issuer, okp_key, rsa_key
 from tests.access.keyrings import fixed_keyring
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from metaserver.access.tokens import create_token
-from metaserver.store.port import CreateNamespace, Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.store.port import CreateNamespace, Grant
 from tests.server.rig import running
 
 

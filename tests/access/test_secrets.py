@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from metaserver.access.tokens import create_token, digest_of
-from metaserver.clock import SystemClock
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token, digest_of
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.server.rig import running, some_settings
 
 

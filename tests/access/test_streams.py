@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from metaserver.access.tokens import create_token, revoke_token
-from metaserver.clock import SystemClock
-from metaserver.store.open import open_store
-from metaserver.store.port import CreateEntry, CreateNamespace, Entry, EntryKind, Grant, PointerStore, RemoveGrant
+from seamark.metaserver.access.tokens import create_token, revoke_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import CreateEntry, CreateNamespace, Entry, EntryKind, Grant, PointerStore, RemoveGrant
 from tests.server.rig import Running, running, some_settings
 
 GRANT = Grant("ann", "reader", ("db",))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.access.tokens import create_token, digest_of, live_tokens, revoke_token
-from metaserver.clock import SimulatedClock, SystemClock
-from metaserver.errors import AlreadyExists, BadRequest, NotFound
-from metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.access.tokens import create_token, digest_of, live_tokens, revoke_token
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.errors import AlreadyExists, BadRequest, NotFound
+from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
 
 
 async def test_only_the_digest_is_stored(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> None:

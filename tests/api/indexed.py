@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaserver.index.files.index_file import FilesTable, assemble
-from metaserver.index.keys.hashing import file_ids
+from seamark.metaserver.index.files.index_file import FilesTable, assemble
+from seamark.metaserver.index.keys.hashing import file_ids
 from tests.api.client import Answer, Api
 from tests.planner.lake import DataFile
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyroaring
 
-from connector.index.files import DataFile as Indexed
-from connector.index.files import IndexTask, index_data_files
-from connector.parquet.columns import Projection
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.files.definitions import of_id
+from seamark.connector.index.files import DataFile as Indexed
+from seamark.connector.index.files import IndexTask, index_data_files
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files.definitions import of_id
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, register
 from tests.api.live import LiveTable, Snapshot

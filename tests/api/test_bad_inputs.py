@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metaserver.store.port import EntryKind, InstantFilter
+from seamark.metaserver.store.port import EntryKind, InstantFilter
 from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, page, prepare
 from tests.api.client import Api
 from tests.server.rig import running

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyroaring
 import pytest
 
-from metaserver.api.formats.arrow import ARROW_STREAM
-from metaserver.api.lookups import bitmaps
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.lookups import bitmaps
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from tests.api.client import Api
 from tests.api.stored import Row, Stored, rows_of, some_row
 from tests.api.test_lookups import a_table

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from metaserver.api.indexes import build_state, index_state
-from metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.api.indexes import build_state, index_state
+from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.api.client import Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.planned import append, file_of
@@ -379,7 +379,7 @@ async def test_a_build_goes_on_at_another_server(table: Api, tmp_path: Path) -> 
 
 
 async def test_large_tables_are_counted_beside_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
+    monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
     build = await begin(table)
     await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
     assert await missing(table, build) == PATHS[2:]

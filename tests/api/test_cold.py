@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.index.files import remote as cold
+from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
 from tests.api.stored import Stored, some_row
 from tests.api.test_bitmaps import decoded, filter_json, indexed_table, pages, some_tree

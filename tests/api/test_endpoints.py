@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.describe import description_of
 from tests.api.client import Api
 from tests.api.standard import PLANNING, operations
 from tests.server.rig import running
@@ -24,7 +24,7 @@ async def test_config_lists_exactly_the_operations_that_are_served(api: Api) -> 
 
 
 async def test_each_operation_is_routed_to_a_handler_that_bears_its_id(tmp_path: Path) -> None:
-    from metaserver.api.app import build_app
+    from seamark.metaserver.api.app import build_app
 
     async with running(tmp_path) as server:
         routes = {}

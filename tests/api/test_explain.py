@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.api.plans import explain as routes
+from seamark.metaserver.api.plans import explain as routes
 from tests.api.client import Api
 from tests.api.planned import append, file_of
 from tests.planner.cases import cases

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.api.client import SCHEMA, Answer, Api, set_properties
 from tests.api.planned import KINDS, STYLE, file_of
 from tests.planner.lake import DataFile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metaserver.catalog.values import Caller
+from seamark.metaserver.catalog.values import Caller
 from tests.api.client import Api, function_document
 
 FUNCTIONS = "/v1/namespaces/db/functions"

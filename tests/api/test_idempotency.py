@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from metaserver.errors import StorageError
-from metaserver.store.port import InstantFilter
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
 from tests.api.standard import PLANNING, operations
 from tests.server.rig import LateClock, running

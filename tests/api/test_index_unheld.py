@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.api.indexes import index_unregistered as index_unheld
+from seamark.metaserver.api.indexes import index_unregistered as index_unheld
 from tests.api.client import Answer, Api
 from tests.api.indexed import INDEXES, begin, define, index_bytes, register, write
 from tests.api.planned import append, file_of

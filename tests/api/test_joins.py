@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from connector.client.client import SeamarkClient
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.store.open import open_store
-from metaserver.store.port import CreateNamespace, Grant
+from seamark.connector.client.client import SeamarkClient
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import CreateNamespace, Grant
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.test_cold import far_away
 from tests.api.test_plan_tables import As

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from tests.api.client import Api
 from tests.api.stored import Row, Snapshot, Stored, some_row
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
-from metaserver.api.lookups import metadata as routes
+from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
 from tests.api.planned import append, file_of
 from tests.planner.history import random_lake

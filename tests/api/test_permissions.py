@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant, SaveGrant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant, SaveGrant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, new_key, set_properties
 from tests.server.rig import running
 

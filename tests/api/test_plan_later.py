@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.api.plans import planning
-from metaserver.planner.plan.planner import Planner
-from metaserver.planner.scan.request import BoundScan
-from metaserver.store.port import Entry
+from seamark.metaserver.api.plans import planning
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import BoundScan
+from seamark.metaserver.store.port import Entry
 from tests.api.client import Api
 from tests.api.planned import EQ_5, PYICEBERG, T, append, numbers, tens
 from tests.server.rig import running

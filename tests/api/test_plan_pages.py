@@ -10,9 +10,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from metaserver.planner.plan.planner import Planner
-from metaserver.planner.scan.request import BoundScan, ScanRequest
-from metaserver.store.port import Entry
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.store.port import Entry
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.planned import PYICEBERG, T, append, numbers, pages, tens
 from tests.server.rig import running
@@ -147,7 +147,7 @@ async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(p
 
 
 async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
@@ -221,7 +221,7 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_cut_for_one_that_do
 async def test_plan_tasks_that_do_not_fit_one_answer_are_cut_again(
     narrow: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
     whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert 2 <= len(whole.json["plan-tasks"]) < 5
     tasks = await fetched(narrow, whole, JAVA, 60_000)
@@ -231,7 +231,7 @@ async def test_plan_tasks_that_do_not_fit_one_answer_are_cut_again(
 async def test_a_filter_too_long_for_plan_tasks_and_exact_residuals_is_refused_with_what_to_do(
     narrow: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
     refused = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert refused.error[:2] == (400, "BadRequestException")
     assert all(one in refused.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))

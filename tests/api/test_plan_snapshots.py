@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.server import housekeeping_round
+from seamark.metaserver.server import housekeeping_round
 from tests.api.client import Answer
 from tests.api.planned import append, tens
 from tests.api.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.server import housekeeping_round
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.planned import EQ_5, append, tens
 from tests.planner.entries import listed, whole

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.server import housekeeping_round
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.api.client import VIEW_VERSION, Api, set_properties
 from tests.api.planned import append, tens
 from tests.api.test_plan_tables import GRACE_S, LEASE_S, STANDARD, As, Late, plans, served

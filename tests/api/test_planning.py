@@ -14,16 +14,16 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from metaserver.access.tokens import create_token
-from metaserver.api.formats import pieces
-from metaserver.api.plans import planning
-from metaserver.clock import SystemClock
-from metaserver.errors import StorageError
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.planner.answer.answer import ScanTaskWriter
-from metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant, RemoveGrant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.formats import pieces
+from seamark.metaserver.api.plans import planning
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant, RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
 from tests.api.client import Answer as Response
 from tests.api.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, paths, tens

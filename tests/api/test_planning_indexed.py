@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.index.files import DataFile as ListedFile
-from connector.index.files import index_file
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.keys.keys import keys_of
-from metaserver.index.keys.terms import Term
-from metaserver.index.kinds import bitmap
+from seamark.connector.index.files import DataFile as ListedFile
+from seamark.connector.index.files import index_file
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.keys.terms import Term
+from seamark.metaserver.index.kinds import bitmap
 from tests.api.client import Api
 from tests.api.indexed import begin, define, register, shown, write
 from tests.api.planned import T, append, numbers, tens

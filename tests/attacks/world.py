@@ -20,10 +20,10 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
 from tests.attacks.oracle import Secrets
 from tests.server.rig import Running, running

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests.manifest import decode_manifest
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.keys import keys
-from metaserver.index.keys.keys import keys_of
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.keys import keys
+from seamark.metaserver.index.keys.keys import keys_of
 from tests.bombs.peak import peak_of
 
 MIB = 1 << 20

@@ -16,24 +16,24 @@ import pytest
 from isal import isal_zlib
 from pyarrow import fs
 
-from connector.parquet import columns as indexed
-from connector.parquet.columns import Projection, read_columns
-from metaserver.clock import SystemClock
-from metaserver.iceberg.files import thrift
-from metaserver.iceberg.files.budget import decoded_budget
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.files.parquet_reading import (
+from seamark.connector.parquet import columns as indexed
+from seamark.connector.parquet.columns import Projection, read_columns
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files.budget import decoded_budget
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.files.parquet_reading import (
     FOOTER_FREE_BYTES,
     FOOTER_LIMIT_BYTES,
     BoundedParquet,
     page_sizes,
 )
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.keys.delete_files import DeleteFile, decoded
-from metaserver.objects.router import open_objects
-from metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
-from metaserver.planner.rows.data_columns import DataRows
-from metaserver.settings import Settings
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.keys.delete_files import DeleteFile, decoded
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
+from seamark.metaserver.planner.rows.data_columns import DataRows
+from seamark.metaserver.settings import Settings
 from tests.bombs.peak import peak_of
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from cache.tier import Tier
+from seamark.cache.tier import Tier
 from tests.cache.payloads import payload_of
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cache.claims import Claims
+from seamark.cache.claims import Claims
 
 REPO = Path(__file__).resolve().parents[2]
 HOLDER = """
 import sys, pathlib
-from cache.claims import Claims
+from seamark.cache.claims import Claims
 claims = Claims(pathlib.Path(sys.argv[1]))
 print(claims.take("k"), flush=True)
 for line in sys.stdin:

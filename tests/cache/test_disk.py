@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cache.disk import DiskTier
-from cache.envelope import HEADER_BYTES, key_digest
-from cache.ledger import file_name
+from seamark.cache.disk import DiskTier
+from seamark.cache.envelope import HEADER_BYTES, key_digest
+from seamark.cache.ledger import file_name
 from tests.cache.contract import TierContract
 from tests.cache.payloads import payload_of
 from tests.faults.disk import small_disk

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.disk import DiskTier
+from seamark.cache.disk import DiskTier
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import disk_bytes, path_of
 from tests.faults.disk import small_disk

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.disk import DiskTier
+from seamark.cache.disk import DiskTier
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import disk_bytes
 from tests.cache.worker import BUDGET_BYTES, KEYS, size_of

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
+from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
 
 
 def sealed(key: str, payload: bytes) -> bytes:
@@ -51,7 +51,7 @@ def test_another_keys_value_is_refused() -> None:
 
 
 def test_a_layout_of_the_future_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache.envelope.VERSION", 2)
+    monkeypatch.setattr("seamark.cache.envelope.VERSION", 2)
     later = sealed("k", b"x")
     monkeypatch.undo()
     with pytest.raises(Damaged, match="version 2"):

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 
-from cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
+from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
 
 
 def test_the_least_recently_used_leaves_first() -> None:

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from cache.single_flight import SingleFlight
+from seamark.cache.single_flight import SingleFlight
 
 
 class Source:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cache.claims import Claims
-from cache.disk import DiskTier
-from cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
-from cache.stack import Stack
+from seamark.cache.claims import Claims
+from seamark.cache.disk import DiskTier
+from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
+from seamark.cache.stack import Stack
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import path_of
 
@@ -274,10 +274,10 @@ async def test_who_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Pat
 
 FETCHER = """
 import asyncio, pathlib, sys
-from cache.claims import Claims
-from cache.disk import DiskTier
-from cache.memory import MemoryCache
-from cache.stack import Stack
+from seamark.cache.claims import Claims
+from seamark.cache.disk import DiskTier
+from seamark.cache.memory import MemoryCache
+from seamark.cache.stack import Stack
 
 async def main(folder):
     fetched = 0

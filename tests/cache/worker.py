@@ -10,7 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-from cache.disk import DiskTier
+from seamark.cache.disk import DiskTier
 from tests.cache.payloads import payload_of
 
 KEYS = 24

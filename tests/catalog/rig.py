@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaserver.catalog.catalog import Catalog, open_catalog
-from metaserver.catalog.values import Caller, CreateTable
-from metaserver.clock import Clock, SystemClock
-from metaserver.errors import CommitUnknown, RetryLater, StorageError
-from metaserver.objects.port import ObjectStore
-from metaserver.objects.router import open_objects
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import Operation, PointerStore, SwapPointer
-from metaserver.timeline.timeline import open_timeline
+from seamark.metaserver.catalog.catalog import Catalog, open_catalog
+from seamark.metaserver.catalog.values import Caller, CreateTable
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.errors import CommitUnknown, RetryLater, StorageError
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Operation, PointerStore, SwapPointer
+from seamark.metaserver.timeline.timeline import open_timeline
 from tests.access.keyrings import fixed_keyring
 
 CALLER = Caller(who="tester", request_id="test")

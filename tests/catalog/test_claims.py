@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
-from metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
-from metaserver.iceberg.metadata.table_json import encode_table
-from metaserver.objects.locations import location_key, parse_location
-from metaserver.store.port import EntryKind, InstantFilter
+from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
+from seamark.metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.store.port import EntryKind, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.claims import fill_rest
-from metaserver.catalog.values import CreateTable, CreateView
-from metaserver.clock import SimulatedClock
-from metaserver.errors import BadRequest, RetryLater
-from metaserver.objects.locations import parse_location
-from metaserver.objects.port import ObjectStore
+from seamark.metaserver.catalog.claims import fill_rest
+from seamark.metaserver.catalog.values import CreateTable, CreateView
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import BadRequest, RetryLater
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 from tests.catalog.test_claims import CONFINED, prepared, refused
 from tests.catalog.test_confinement import VERSION

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.values import CreateTable, CreateView, TableChange
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.properties import steers_client
-from metaserver.objects.locations import parse_location
+from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.properties import steers_client
+from seamark.metaserver.objects.locations import parse_location
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.commit import CommitEvent
-from metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, LoadedTable, TableChange, TableIdentifier
-from metaserver.clock import SystemClock
-from metaserver.errors import (
+from seamark.metaserver.catalog.commit import CommitEvent
+from seamark.metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, LoadedTable, TableChange, TableIdentifier
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -21,8 +21,8 @@ from metaserver.errors import (
     NoSuchTable,
     RetryLater,
 )
-from metaserver.iceberg.metadata.updates import apply_updates
-from metaserver.store.port import AdvanceProducer, EntryKind, IdempotencyTaken, InstantFilter
+from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.metaserver.store.port import AdvanceProducer, EntryKind, IdempotencyTaken, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, rig
 
 DB = ("db",)

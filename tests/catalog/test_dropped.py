@@ -9,10 +9,10 @@ from typing import Any
 import fastavro
 import pytest
 
-from metaserver.catalog.values import TableIdentifier
-from metaserver.clock import SimulatedClock
-from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
-from metaserver.store.port import InstantFilter, InstantState
+from seamark.metaserver.catalog.values import TableIdentifier
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
+from seamark.metaserver.store.port import InstantFilter, InstantState
 from tests.catalog.rig import CALLER, Rig, append, rig
 
 DB = ("db",)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from metaserver.errors import CommitConflict, CommitUnknown, NoSuchTable, RetryLater, SeamarkError, StorageError
-from metaserver.store.port import EntryKind
+from seamark.metaserver.errors import CommitConflict, CommitUnknown, NoSuchTable, RetryLater, SeamarkError, StorageError
+from seamark.metaserver.store.port import EntryKind
 from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, rig
 
 DB = ("db",)

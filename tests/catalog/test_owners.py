@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.owners import determines_rights
-from metaserver.catalog.values import Caller, CreateView, TableIdentifier
-from metaserver.errors import Forbidden
-from metaserver.iceberg.views.view import encode_view
-from metaserver.objects.locations import parse_location
+from seamark.metaserver.catalog.owners import determines_rights
+from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.iceberg.views.view import encode_view
+from seamark.metaserver.objects.locations import parse_location
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 from tests.catalog.test_confinement import VERSION
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from metaserver.access.principal import ANONYMOUS_NAME
-from metaserver.catalog.plan_shares import PLAN_BYTES_MIN, PlanShares
-from metaserver.catalog.quotas import Quota
+from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.catalog.plan_shares import PLAN_BYTES_MIN, PlanShares
+from seamark.metaserver.catalog.quotas import Quota
 
 
 def test_holders_who_never_come_back_are_forgotten() -> None:

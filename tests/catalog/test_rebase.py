@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog import rebase
-from metaserver.catalog.values import LoadedTable, TableChange
-from metaserver.errors import CommitConflict, CommitUnknown
+from seamark.metaserver.catalog import rebase
+from seamark.metaserver.catalog.values import LoadedTable, TableChange
+from seamark.metaserver.errors import CommitConflict, CommitUnknown
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, local, read_list, read_snapshot
 from tests.catalog.rig import CALLER, RacingStore, Rig, rig
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.values import Caller, CreateTable, TableChange
-from metaserver.errors import BadRequest, CommitUnknown, RetryLater
-from metaserver.store.port import CreateEntry, InstantFilter, Operation, PointerStore
+from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
+from seamark.metaserver.errors import BadRequest, CommitUnknown, RetryLater
+from seamark.metaserver.store.port import CreateEntry, InstantFilter, Operation, PointerStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from connector.client.client import SeamarkClient
-from connector.client.commits import CommitClient
-from connector.client.errors import ServerFailed, Unreachable
-from metaserver.store.port import AdvanceProducer
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.errors import ServerFailed, Unreachable
+from seamark.metaserver.store.port import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.commits import change_application
-from metaserver.commits.change import Change
-from metaserver.commits.snapshot_producer import ProducedSnapshot
-from metaserver.commits.snapshot_writer import SnapshotWriter
-from metaserver.store.port import InstantFilter
+from seamark.metaserver.commits import change_application
+from seamark.metaserver.commits.change import Change
+from seamark.metaserver.commits.snapshot_producer import ProducedSnapshot
+from seamark.metaserver.commits.snapshot_writer import SnapshotWriter
+from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
 from tests.commits.reader import check, manifests_of, rows, snapshot_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connector.client.indexes import IndexClient
+from seamark.connector.client.indexes import IndexClient
 from tests.connector.served import Served
 
 

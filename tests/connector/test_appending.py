@@ -18,12 +18,12 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import FloatType, LongType, NestedField, StringType
 
-from connector.arrow.casting import Unwritable
-from connector.client.commits import CommitClient
-from connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
-from connector.client.indexes import IndexClient
-from connector.write.appends import WrittenFiles, append, destination, overwrite, overwrite_partitions, write_batches
-from metaserver.wire import INDEX_FILES_MAX
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import WrittenFiles, append, destination, overwrite, overwrite_partitions, write_batches
+from seamark.metaserver.wire import INDEX_FILES_MAX
 from tests.connector.served import Served
 
 SCHEMA = Schema(
@@ -212,7 +212,7 @@ def test_a_refusal_deletes_no_file_that_an_earlier_sending_may_have_committed(
         status, kind = left.pop(0)
         raise error_of(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
-    monkeypatch.setattr("connector.client.client.SeamarkClient._request", request)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     with pytest.raises((Refused, Unavailable)):
         append(client, "db.t", rows(1, 2), producer=producer)
     assert len(files_of(served)) == 4

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.client.client import At
-from connector.client.indexes import IndexClient
-from connector.write.appends import append
-from connector.write.buckets import bucket_sizes, resize
-from connector.write.upserts import Report, upsert
+from seamark.connector.client.client import At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.buckets import bucket_sizes, resize
+from seamark.connector.write.upserts import Report, upsert
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.test_buckets import bucket

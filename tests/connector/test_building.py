@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from connector.client.errors import Refused
-from connector.client.indexes import IndexClient
-from connector.index.builds import Adaptive, GroupLimits, InProcess, Progress, build, grouped
-from connector.index.files import DataFile, IndexTask, WrittenIndex
-from metaserver.cli.build import interruptible
-from metaserver.cli.main import cli
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import Adaptive, GroupLimits, InProcess, Progress, build, grouped
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
+from seamark.metaserver.cli.build import interruptible
+from seamark.metaserver.cli.main import cli
 from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
 from tests.connector.served import Served
 
@@ -154,8 +154,8 @@ def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: Ind
 def test_one_that_was_killed_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
     script = f"""
 import time
-from connector.index.builds import InProcess, Limits, build
-from connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, Limits, build
+from seamark.connector.client.indexes import IndexClient
 shown = lambda now: (print(now.files_done, flush=True), time.sleep(600))
 build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=Limits(files=2), on_progress=shown)
 """

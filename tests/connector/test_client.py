@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from connector.client.client import At, SeamarkClient, split_name
-from connector.client.errors import (
+from seamark.connector.client.client import At, SeamarkClient, split_name
+from seamark.connector.client.errors import (
     BadRequest,
     ClientError,
     NotFound,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import NotFound
-from metaserver.iceberg.metadata.table_json import decode_table
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import NotFound
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from tests.connector.lake import SCHEMA, append, catalog_at, create
 from tests.connector.served import Served
 
@@ -16,7 +16,7 @@ from tests.connector.served import Served
 def test_namespaces_of_all_levels_and_their_tables_are_walked_page_by_page(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connector.client.client._PAGE_NAMES", 2)
+    monkeypatch.setattr("seamark.connector.client.client._PAGE_NAMES", 2)
     names = [("a",), ("a", "b"), ("a", "b", "c"), ("d",), ("e",), ("f",), ("a", "x.y")]
     with catalog_at(served.url) as catalog:
         for name in names:

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from connector.client.errors import BadRequest
-from connector.write.clustering import BITS, Attributes, Clustering, KeyLookup, Ranks, Reached, cuts, ordered
-from connector.write.curves import CURVES, HILBERT, ZORDER, curve_keys
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.write.clustering import BITS, Attributes, Clustering, KeyLookup, Ranks, Reached, cuts, ordered
+from seamark.connector.write.curves import CURVES, HILBERT, ZORDER, curve_keys
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from connector.client.client import SeamarkClient
-from connector.client.commits import CommitClient
-from connector.client.errors import BadRequest, NotFound, Refused
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.errors import BadRequest, NotFound, Refused
 from tests.commits.lake import Lake
 from tests.commits.reader import rows, snapshot_of
 from tests.connector.served import Served

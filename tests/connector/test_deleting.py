@@ -17,23 +17,23 @@ from hypothesis import strategies as st
 from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.puffin import PuffinFile
 
-from connector.arrow.casting import Unwritable
-from connector.client.storage import Storage
-from connector.read.deleted_rows import Deletes
-from connector.write.appends import write_batches
-from connector.write.delete_files import (
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.deleted_rows import Deletes
+from seamark.connector.write.appends import write_batches
+from seamark.connector.write.delete_files import (
     DeletedRows,
     WrittenDeletes,
     encode_vector,
     write_deletes,
     write_equality_deletes,
 )
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.manifests.content_file import decode_content_file
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import UNPARTITIONED
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.keys.delete_files import DeleteFile, Positions, decoded
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.keys.delete_files import DeleteFile, Positions, decoded
 from tests.connector.written import by_column, spec, table, target
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))

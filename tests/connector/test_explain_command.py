@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from metaserver.cli.main import cli
+from seamark.metaserver.cli.main import cli
 from tests.api.planned import append, file_of
 from tests.connector.served import Served
 

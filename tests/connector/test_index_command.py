@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from connector.client.errors import BadRequest, NotFound, Refused
-from connector.client.indexes import IndexClient
-from metaserver.cli.main import cli
+from seamark.connector.client.errors import BadRequest, NotFound, Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.metaserver.cli.main import cli
 from tests.api.indexed import index_bytes, write
 from tests.api.planned import append, file_of
 from tests.connector.served import Served
@@ -94,7 +94,7 @@ def test_answers_come_as_json(url: str) -> None:
 def test_what_is_refused_is_told_in_one_line(
     url: str, arguments: tuple[str, ...], code: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connector.client.client._BACKOFF_S", 0)
+    monkeypatch.setattr("seamark.connector.client.client._BACKOFF_S", 0)
     found, text = seamark(url, *arguments)
     assert (found, told in text) == (code, True), text
     assert "Traceback" not in text

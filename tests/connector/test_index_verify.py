@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from connector.client.errors import Forbidden
-from connector.client.indexes import IndexClient
-from connector.client.storage import Storage
-from connector.index.audits import audit_index
-from connector.index.builds import GroupLimits, InProcess, build
-from metaserver.cli.main import cli
-from metaserver.index.files.index_file import assemble, open_index_file
-from metaserver.index.kinds.kinds import KINDS
+from seamark.connector.client.errors import Forbidden
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.audits import audit_index
+from seamark.connector.index.builds import GroupLimits, InProcess, build
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.index.files.index_file import assemble, open_index_file
+from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from connector.client.errors import Unreachable
-from connector.client.indexes import IndexClient
-from connector.index import indexer as module
-from connector.index.builds import GroupLimits, InProcess, Workers
-from connector.index.files import DataFile, IndexTask, WrittenIndex
-from connector.index.indexer import AuditLimits, Indexer, Round
-from metaserver.index.files.index_file import open_index_file
+from seamark.connector.client.errors import Unreachable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index import indexer as module
+from seamark.connector.index.builds import GroupLimits, InProcess, Workers
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
+from seamark.connector.index.indexer import AuditLimits, Indexer, Round
+from seamark.metaserver.index.files.index_file import open_index_file
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 
@@ -278,7 +278,7 @@ def test_the_memory_of_whom_to_leave_alone_is_bounded(client: IndexClient, monke
 
 
 def test_a_round_that_is_cut_off_is_told_and_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connector.client.client._BACKOFF_S", 0)
+    monkeypatch.setattr("seamark.connector.client.client._BACKOFF_S", 0)
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.index.files import DataFile, IndexTask, index_data_files, keys_of_term
-from connector.parquet.columns import Projection
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.iceberg.types.transforms import apply
-from metaserver.index.files.definitions import define
-from metaserver.index.files.index_file import open_index_file
-from metaserver.index.keys.hashing import hash_key, hash_keys, hash_rows
-from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of, mask_of
-from metaserver.index.keys.terms import LOWER, lowered, resolve
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.bits import positions
-from metaserver.index.kinds.bloom import Bloom
-from metaserver.index.kinds.record import Record
+from seamark.connector.index.files import DataFile, IndexTask, index_data_files, keys_of_term
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.iceberg.types.transforms import apply
+from seamark.metaserver.index.files.definitions import define
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.keys.hashing import hash_key, hash_keys, hash_rows
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of, mask_of
+from seamark.metaserver.index.keys.terms import LOWER, lowered, resolve
+from seamark.metaserver.index.kinds.bitmap import Bitmap
+from seamark.metaserver.index.kinds.bits import positions
+from seamark.metaserver.index.kinds.bloom import Bloom
+from seamark.metaserver.index.kinds.record import Record
 
 SCHEMA = Schema(
     (

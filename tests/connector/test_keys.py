@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.arrow.casting import Unwritable
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from connector.write.appends import append, overwrite, overwrite_partitions
-from connector.write.data_files import FileWriter
-from connector.write.equality_upserts import EQUALITY
-from connector.write.locations import partition_path
-from connector.write.upserts import MODES, delete, upsert
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append, overwrite, overwrite_partitions
+from seamark.connector.write.data_files import FileWriter
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.locations import partition_path
+from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import FIELDS, create, files_of, held, rows
 from tests.connector.test_upserts_at_once import meanwhile

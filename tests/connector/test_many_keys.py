@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.client.client import CURRENT
-from connector.client.indexes import IndexClient
-from connector.client.row_answers import Lookup
-from connector.read.tables import ScanTask, open_table
-from connector.write.appends import WrittenFiles, append, destination, write_batches
-from connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate
-from connector.write.upserts import MERGE_ON_READ, delete
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.row_answers import Lookup
+from seamark.connector.read.tables import ScanTask, open_table
+from seamark.connector.write.appends import WrittenFiles, append, destination, write_batches
+from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate
+from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from tests.connector.test_upserts import BY_ID, create, rows
 
 FILES, ROWS = 120, 4
@@ -24,8 +24,8 @@ FILES, ROWS = 120, 4
 def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, read: int
 ) -> None:
-    monkeypatch.setattr("connector.write.row_locations.FEW_VALUES_MAX", 5)
-    monkeypatch.setattr("connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
+    monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
+    monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
     create(client)
     into = destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
@@ -60,10 +60,10 @@ def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_take
         }
         return Lookup(1, "ids", pa.table(found), 0, True, 0, (), 0, ())
 
-    monkeypatch.setattr("connector.write.row_locations._LOOKUP_KEYS", 700)
-    monkeypatch.setattr("connector.client.client.SeamarkClient.lookup", answer)
+    monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS", 700)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
     task = ScanTask({"file-path": path, "record-count": count}, ())
-    monkeypatch.setattr("connector.write.row_locations.plan", lambda *_: iter([task]))
+    monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened = open_table(client, "db.t", CURRENT)
     found = locate(client, opened, BatchKeys(key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
     (file,) = found.files  # and nothing of the path that no row has

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from connector.client.storage import Storage
-from connector.index.files import DataFile, index_file
-from connector.index.merges import Registered, due, merge_index_files
-from metaserver.errors import Corrupt
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.files.definitions import IndexDefinition, define
-from metaserver.index.files.index_file import open_index_file
-from metaserver.index.keys.hashing import hash_keys, hash_rows
-from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of
-from metaserver.index.kinds import bitmap, bloom, record
-from metaserver.index.kinds.bits import positions
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, index_file
+from seamark.connector.index.merges import Registered, due, merge_index_files
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.files.definitions import IndexDefinition, define
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.keys.hashing import hash_keys, hash_rows
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of
+from seamark.metaserver.index.kinds import bitmap, bloom, record
+from seamark.metaserver.index.kinds.bits import positions
 
 SCHEMA = Schema((Field(1, "id", True, "long"),))
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from connector.spark.session import s3_properties
-from connector.write.appends import append, overwrite
-from connector.write.upserts import delete, upsert
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.spark.session import s3_properties
+from seamark.connector.write.appends import append, overwrite
+from seamark.connector.write.upserts import delete, upsert
 from tests.connector.test_upserts import BY_ID, MODES, create, held, rows
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.parquet.pages import Pages
-from metaserver.iceberg.files import thrift
+from seamark.connector.parquet.pages import Pages
+from seamark.metaserver.iceberg.files import thrift
 from tests.seeds import first_seed
 
 ROWS = 40_000

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from connector.parquet.columns import Projection, read_columns
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.types.schema import Field, Schema, StructType
+from seamark.connector.parquet.columns import Projection, read_columns
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
 
 SCHEMA = Schema(
     (

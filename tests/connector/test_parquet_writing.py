@@ -24,15 +24,15 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import sanitize_column_names
 
-from connector.arrow.casting import Unwritable, arrow_schema, conform, file_name_of
-from connector.parquet.metrics import lower_bound, modes_of, upper_bound
-from connector.write.data_files import data_file, data_file_writer
-from connector.write.target import WriteTarget
-from metaserver.errors import BadRequest
-from metaserver.iceberg.manifests.content_file import decode_content_file
-from metaserver.iceberg.metadata.sort_order import UNSORTED
-from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
-from metaserver.iceberg.types.values import FLOATS, decode
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform, file_name_of
+from seamark.connector.parquet.metrics import lower_bound, modes_of, upper_bound
+from seamark.connector.write.data_files import data_file, data_file_writer
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from seamark.metaserver.iceberg.types.values import FLOATS, decode
 from tests.connector import typed
 from tests.connector.written import (
     EVERY_TYPE,

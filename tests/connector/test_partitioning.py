@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import IcebergType
 
-from connector.arrow.casting import Unwritable, arrow_schema, conform
-from connector.arrow.partitions import Partitioner, hashes_of, transformed
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.schema import Field, Schema, StructType
-from metaserver.iceberg.types.transforms import accepts, apply
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
+from seamark.connector.arrow.partitions import Partitioner, hashes_of, transformed
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
+from seamark.metaserver.iceberg.types.transforms import accepts, apply
 from tests.connector import typed
 
 TRANSFORMS = [

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.client.client import SeamarkClient
-from connector.client.commits import producer_named
-from connector.client.indexes import IndexClient
-from connector.write.appends import append, overwrite_partitions
-from connector.write.equality_upserts import EQUALITY
-from connector.write.upserts import delete, upsert
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import producer_named
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append, overwrite_partitions
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import create, held, rows
 

@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.arrow.filters import matching
-from connector.client.client import At, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.client.storage import Storage
-from connector.read.scans import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
-from connector.read.tables import ScanTask, open_table, plan, with_rows
-from metaserver.iceberg.expressions.arrow import arrow_array
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.expressions.sql import parse_sql
-from metaserver.iceberg.files.parquet import Unreadable
+from seamark.connector.arrow.filters import matching
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.scans import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
+from seamark.connector.read.tables import ScanTask, open_table, plan, with_rows
+from seamark.metaserver.iceberg.expressions.arrow import arrow_array
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 from tests.api.stored import Snapshot, Stored, some_row
 from tests.api.test_bitmaps import OPPOSITE, Leaf, Tree, compared, filter_json, in_sql, odd_row, some_tree, sql_text
 from tests.connector import lake

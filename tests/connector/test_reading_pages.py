@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.client.indexes import IndexClient
-from connector.index.builds import InProcess, build
-from connector.read.scans import FILE, POSITION, scan
-from connector.write.appends import append
-from connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.read.scans import FILE, POSITION, scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.test_upserts import create
 from tests.seeds import first_seed
 

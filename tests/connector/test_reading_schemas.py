@@ -30,17 +30,17 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from connector.client.client import At, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.client.storage import Storage
-from connector.read.scans import ReadPlan, TaskReader, scan
-from connector.read.tables import ScanTask
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.sql import parse_sql
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types import schema as ours
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.scans import ReadPlan, TaskReader, scan
+from seamark.connector.read.tables import ScanTask
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types import schema as ours
 from tests.connector import lake
 from tests.connector.served import Served
 

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from connector.client.indexes import IndexClient
-from connector.client.storage import Storage
-from connector.index.builds import InProcess
-from connector.index.indexer import Indexer
-from connector.index.merges import FANOUT
-from connector.write.appends import append
-from connector.write.upserts import delete, upsert
-from metaserver.index.files.index_file import open_index_file
-from metaserver.index.kinds.record import Record
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.builds import InProcess
+from seamark.connector.index.indexer import Indexer
+from seamark.connector.index.merges import FANOUT
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import delete, upsert
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.kinds.record import Record
 from tests.connector.lake import catalog_at
 from tests.connector.test_upserts import create
 

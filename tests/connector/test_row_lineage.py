@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.arrow.casting import Unwritable
-from connector.client.client import SeamarkClient
-from connector.client.indexes import IndexClient
-from connector.read.lineage import NAMES
-from connector.read.scans import scan
-from connector.write.appends import append
-from connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import COLUMNS, FIELDS, create, rows
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from connector.client.client import At, SeamarkClient
-from connector.client.errors import BadRequest, NotFound, ServerFailed
-from connector.client.row_answers import keys_stream, lookup_of
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed
+from seamark.connector.client.row_answers import keys_stream, lookup_of
 from tests.api.stored import Stored
 from tests.connector.served import Served
 

@@ -8,14 +8,14 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from connector.client.client import CURRENT
-from connector.client.indexes import IndexClient
-from connector.index.builds import InProcess, build
-from connector.read.scans import bound_filter
-from connector.read.tables import open_table
-from connector.spark import reader_choice as choosing
-from connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
-from connector.write.appends import append
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.tables import open_table
+from seamark.connector.spark import reader_choice as choosing
+from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
+from seamark.connector.write.appends import append
 from tests.connector.test_upserts import create
 from tests.seeds import first_seed
 

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from connector.write.appends import append
-from connector.write.equality_upserts import EQUALITY
-from connector.write.upserts import MODES, delete, upsert
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.test_upserts import BY_ID, create, rows
 from tests.connector.test_upserts_at_once import meanwhile
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from connector.client.storage import Storage
+from seamark.connector.client.storage import Storage
 from tests.services.s3 import S3
 
 

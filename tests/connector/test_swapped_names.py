@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.client.errors import BadRequest
-from connector.client.indexes import IndexClient
-from connector.read import scans as reading
-from connector.read.scans import scan
-from connector.write import row_locations as locating
-from connector.write import upserts
-from connector.write.appends import append, overwrite
-from connector.write.upserts import delete, upsert
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read import scans as reading
+from seamark.connector.read.scans import scan
+from seamark.connector.write import row_locations as locating
+from seamark.connector.write import upserts
+from seamark.connector.write.appends import append, overwrite
+from seamark.connector.write.upserts import delete, upsert
 from tests.connector.test_upserts import MODES, create
 from tests.connector.test_upserts_at_once import meanwhile
 

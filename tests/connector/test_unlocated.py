@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.arrow.casting import Unwritable
-from connector.client.client import CURRENT
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from connector.read.tables import open_table, plan
-from connector.write.appends import append, commit, write_batches
-from connector.write.buckets import resize
-from connector.write.equality_upserts import EQUALITY
-from connector.write.target import target_of
-from connector.write.upserts import delete, upsert
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append, commit, write_batches
+from seamark.connector.write.buckets import resize
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.target import target_of
+from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import ARROW, BY_ID, MODES, create, files_of, held, rows
 from tests.connector.test_upserts_at_once import meanwhile

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from connector.arrow.casting import Unwritable
-from connector.client.client import CURRENT, At
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from connector.write.appends import append
-from connector.write.equality_upserts import EQUALITY
-from connector.write.upserts import MODES, Report, delete, upsert
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import CURRENT, At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, Report, delete, upsert
 from tests.connector import typed
 from tests.connector.served import Served
 
@@ -180,8 +180,8 @@ def test_only_the_buckets_of_the_keys_are_read(client: IndexClient) -> None:
 def test_keys_too_many_to_name_are_located_by_ranges_and_buckets(
     client: IndexClient, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connector.write.row_locations.VALUES_MAX", 5)
-    monkeypatch.setattr("connector.write.upserts._SCOPE_VALUES_MAX", 5)
+    monkeypatch.setattr("seamark.connector.write.row_locations.VALUES_MAX", 5)
+    monkeypatch.setattr("seamark.connector.write.upserts._SCOPE_VALUES_MAX", 5)
     create(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
     create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
 
@@ -420,7 +420,7 @@ def test_the_table_says_in_which_mode(client: IndexClient) -> None:
 def test_more_index_files_than_a_commit_may_bring_fail_no_change(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("connector.write.appends", "metaserver.commits.change"):
+    for where in ("seamark.connector.write.appends", "seamark.metaserver.commits.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.client.client import CURRENT
-from connector.client.commits import CommitClient
-from connector.client.errors import BadRequest, Conflict, Refused, ServerFailed
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from connector.read.tables import open_table, plan
-from connector.write.appends import append
-from connector.write.equality_upserts import EQUALITY
-from connector.write.upserts import Report, delete, upsert
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.errors import BadRequest, Conflict, Refused, ServerFailed
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import Report, delete, upsert
 from tests.connector.served import Served
 from tests.connector.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
 
@@ -184,7 +184,7 @@ def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, m
             raise ServerFailed("gone", status=502)
         return answer
 
-    monkeypatch.setattr("connector.client.client.SeamarkClient._request", request)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from connector.client.client import At
-from connector.client.indexes import IndexClient
-from connector.write.appends import append
-from connector.write.equality_upserts import EQUALITY
-from connector.write.upserts import delete, upsert
+from seamark.connector.client.client import At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import delete, upsert
 from tests.connector.test_upserts import ARROW, COLUMNS, MODES, create, held
 
 Row = dict[str, Any]

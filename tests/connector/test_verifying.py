@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connector.client.storage import Storage
-from connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files, index_file, keys_of_file
-from connector.index.verification import Verdict, verify_index_file
-from connector.parquet.columns import Projection
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.files.definitions import define
-from metaserver.index.kinds import bitmap, bloom, record
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files, index_file, keys_of_file
+from seamark.connector.index.verification import Verdict, verify_index_file
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.files.definitions import define
+from seamark.metaserver.index.kinds import bitmap, bloom, record
 
 SCHEMA = Schema((Field(1, "name", False, "string"),))
 

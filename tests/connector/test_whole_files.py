@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from connector.client.client import CURRENT
-from connector.client.errors import Refused
-from connector.client.indexes import IndexClient
-from connector.read.tables import open_table, plan
-from connector.write.appends import append
-from connector.write.upserts import MERGE_ON_READ, delete, upsert
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.test_upserts import create, held, rows
 
 

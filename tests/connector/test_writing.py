@@ -14,19 +14,19 @@ import pytest
 from pyiceberg.partitioning import PartitionKey
 from pyiceberg.table.locations import load_location_provider
 
-from connector.arrow.casting import Unwritable
-from connector.client.storage import Storage
-from connector.index.files import DataFile, index_data_files
-from connector.write.appends import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
-from connector.write.data_files import FileWriter
-from connector.write.locations import data_location, partition_path
-from connector.write.target import WriteTarget, target_of
-from metaserver.iceberg.manifests.content_file import decode_content_file
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.iceberg.types.transforms import apply
-from metaserver.index.files.index_file import open_index_file
-from metaserver.wire import INDEX_FOLDER
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, index_data_files
+from seamark.connector.write.appends import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
+from seamark.connector.write.data_files import FileWriter
+from seamark.connector.write.locations import data_location, partition_path
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.iceberg.types.transforms import apply
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.wire import INDEX_FOLDER
 from tests.connector.written import order, read_by_pyiceberg, spec, table, target
 from tests.services.s3 import S3
 
@@ -299,7 +299,7 @@ def test_a_column_that_an_index_has_no_keys_of_fails_no_write(tmp_path: Path, mo
     def broken(*_: object) -> Any:
         raise ValueError("no keys today")
 
-    monkeypatch.setattr("connector.write.appends.keys_of_term", broken)
+    monkeypatch.setattr("seamark.connector.write.appends.keys_of_term", broken)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert written.rows == 10
     assert written.index_files == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connector.plans.zones import is_utc
+from seamark.connector.plans.zones import is_utc
 
 
 @pytest.mark.parametrize("zone", ["UTC", "utc", "Etc/UTC", "GMT", "Etc/GMT", " Z ", "+00:00"])

@@ -16,14 +16,14 @@ from pyiceberg.table.metadata import TableMetadata as TheirMetadata
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.typedef import Record
 
-from connector.arrow.casting import conform
-from connector.client.storage import Storage
-from connector.write.target import WriteTarget, target_of
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from metaserver.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
-from metaserver.iceberg.metadata.table_json import encode_table
-from metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from seamark.connector.arrow.casting import conform
+from seamark.connector.client.storage import Storage
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
 from tests.connector import typed
 
 EVERY_TYPE = Schema(

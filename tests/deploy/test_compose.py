@@ -19,9 +19,9 @@ import jsonschema
 import pytest
 import yaml
 
-from connector.spark.session import catalog_conf
-from metaserver.cli.main import cli
-from metaserver.settings import Settings
+from seamark.connector.spark.session import catalog_conf
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.settings import Settings
 from tests.services import postgres, s3, trino
 from tests.services.process import DEPLOY, REPO
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 from aiohttp import web
 
-from metaserver import errors
-from metaserver.api.app import add_routes
-from metaserver.api.http.endpoints import served_endpoints
-from metaserver.api.http.keys import SETTINGS
-from metaserver.cli.main import cli
-from metaserver.settings import Settings
+from seamark.metaserver import errors
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.endpoints import served_endpoints
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.settings import Settings
 from tests.api.standard import operations
 from tests.docs.pages import REPO
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connector.spark.session import add_catalog
+from seamark.connector.spark.session import add_catalog
 from tests.docs.pages import Block, Page
 from tests.services.process import ManagedProcess, free_port, http_ok
 

@@ -11,12 +11,12 @@ import click
 import pytest
 
 from bench.connect import trino as trino_snippet
-from connector.spark.session import EXTENSIONS, catalog_conf
-from metaserver import errors
-from metaserver.api.http.metrics import ServerMetrics
-from metaserver.cli.main import cli
-from metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
-from metaserver.tls import CA_VARIABLE
+from seamark.connector.spark.session import EXTENSIONS, catalog_conf
+from seamark.metaserver import errors
+from seamark.metaserver.api.http.metrics import ServerMetrics
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
+from seamark.metaserver.tls import CA_VARIABLE
 from tests.docs.pages import REPO, Block, Page, all_pages
 from tests.docs.runner import check_output, page_run, spark_conf
 from tests.services.process import DEPLOY
@@ -36,8 +36,8 @@ NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
     *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
     *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots"),  # engines
-    "overwrite_partitions",  # connector.write.appends
-    *("file_path", "delete_files"),  # connector.client.row_answers
+    "overwrite_partitions",  # seamark.connector.write.appends
+    *("file_path", "delete_files"),  # seamark.connector.client.row_answers
     *("add_files", "current_user"),  # PyIceberg, Trino
     *("timeout_s", "size_bytes"),  # examples of names
 }

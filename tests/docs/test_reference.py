@@ -8,13 +8,13 @@ import re
 import pytest
 from aiohttp import web
 
-from metaserver.api.app import add_routes
-from metaserver.api.http.keys import SETTINGS
-from metaserver.api.openapi import build_document
-from metaserver.settings import Settings
-from metaserver.store.migrations import MIGRATIONS
-from metaserver.store.port import EntryKind, Instant, InstantState
-from metaserver.timeline.webhooks import cloud_event, instant_json
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.api.openapi import build_document
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.migrations import MIGRATIONS
+from seamark.metaserver.store.port import EntryKind, Instant, InstantState
+from seamark.metaserver.timeline.webhooks import cloud_event, instant_json
 from tests.api.standard import operations
 from tests.docs.pages import REPO, Page
 from tests.docs.reference import PAGES, REFERENCE, served_operations

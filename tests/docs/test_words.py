@@ -10,8 +10,8 @@ from dataclasses import fields
 import click
 import pytest
 
-from metaserver.cli.main import cli
-from metaserver.settings import Settings
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.settings import Settings
 from tests.docs.pages import REPO, Page, all_pages
 from tests.docs.words import BANNED, find_banned, read_rules
 

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from connector.client.indexes import IndexClient
-from connector.spark.session import connect
-from connector.write.target import WriteTarget
-from metaserver.wire import INDEX_FOLDER
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.spark.session import connect
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.wire import INDEX_FOLDER
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 

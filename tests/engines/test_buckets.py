@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.client.client import SeamarkClient
-from connector.write.buckets import resize
-from connector.write.upserts import MODES, delete, upsert
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.buckets import resize
+from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

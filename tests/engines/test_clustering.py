@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.client.errors import BadRequest, Conflict
-from connector.spark import Through, cluster, write
-from connector.spark.frames import clustering
-from connector.spark.frames.writes import WriteReport
+from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.spark import Through, cluster, write
+from seamark.connector.spark.frames import clustering
+from seamark.connector.spark.frames.writes import WriteReport
 from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
 

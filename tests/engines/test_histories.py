@@ -12,9 +12,9 @@ from contextlib import closing
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client.client import At
-from connector.client.indexes import IndexClient
-from connector.spark.session import connect
+from seamark.connector.client.client import At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.spark.session import connect
 from tests.connector.test_upserts import COLUMNS, held
 from tests.connector.test_upserts_history import SHAPES, play
 from tests.services.seamark import Seamark

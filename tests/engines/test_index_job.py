@@ -18,11 +18,11 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from connector.client.client import Explanation
-from connector.client.indexes import IndexClient
-from connector.index.builds import ClusterFailed, GroupLimits, InProcess, build
-from connector.index.files import DataFile, IndexTask, WrittenIndex
-from connector.spark.index_job import SparkWorkers
+from seamark.connector.client.client import Explanation
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import ClusterFailed, GroupLimits, InProcess, build
+from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
+from seamark.connector.spark.index_job import SparkWorkers
 from tests.connector import lake
 from tests.engines.test_planning import Engines
 from tests.services.s3 import S3

@@ -17,7 +17,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from connector.client.client import SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from tests.engines.conftest import Lake, rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

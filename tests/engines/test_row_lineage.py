@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.read.lineage import NAMES
-from connector.read.scans import scan
-from connector.write.upserts import COPY_ON_WRITE, delete, upsert
+from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.scans import scan
+from seamark.connector.write.upserts import COPY_ON_WRITE, delete, upsert
 from tests.engines.tables import SparkTables
 
 pytestmark = [

@@ -15,9 +15,9 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client.client import SeamarkClient
-from connector.spark.session import SHUFFLE_FREE, connect
-from connector.write.appends import append
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.spark.session import SHUFFLE_FREE, connect
+from seamark.connector.write.appends import append
 from tests.services.seamark import Seamark
 
 pytestmark = [

@@ -17,8 +17,8 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connector.spark.session import DAEMON
-from connector.spark.source.source import register
+from seamark.connector.spark.session import DAEMON
+from seamark.connector.spark.source.source import register
 from tests.services.process import REPO
 from tests.services.seamark import Seamark
 
@@ -64,14 +64,14 @@ def test_workers_find_our_modules_loaded_before_they_run_anything(spark: SparkSe
         from zipimport import zipimporter
 
         return {
-            "loaded": [one for one in ("connector.read.scans", "connector.spark.source.reader") if one in sys.modules],
+            "loaded": [one for one in ("seamark.connector.read.scans", "seamark.connector.spark.source.reader") if one in sys.modules],
             "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0"),
             "frozen": gc.get_freeze_count() > 0,
             "read again": [path for path, one in sys.path_importer_cache.items() if type(one) is zipimporter],
         }
 
     found = told(spark, ask)
-    assert found["loaded"] == ["connector.read.scans", "connector.spark.source.reader"]
+    assert found["loaded"] == ["seamark.connector.read.scans", "seamark.connector.spark.source.reader"]
     assert DAEMON in found["parent"]
     assert found["frozen"]
     assert found["read again"] == []
@@ -124,8 +124,8 @@ if __name__ == "__main__":
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from connector.spark.session import open_session, session_conf
-from connector.spark.source.source import register
+from seamark.connector.spark.session import open_session, session_conf
+from seamark.connector.spark.source.source import register
 
 uri, module, folder = sys.argv[1:]
 conf = {**session_conf([]), "spark.sql.extensions": "", "spark.driver.memory": "1g", "spark.local.dir": folder}
@@ -134,7 +134,7 @@ register(spark)
 
 def ask(_):
     import os, sys
-    return os.environ.get("OWN_DAEMON"), "connector.spark.source.reader" in sys.modules
+    return os.environ.get("OWN_DAEMON"), "seamark.connector.spark.source.reader" in sys.modules
 
 first = spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
 rows = spark.read.format("seamark").options(uri=uri, table="db.t", where="id >= 50").load().collect()

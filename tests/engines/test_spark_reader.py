@@ -33,18 +33,18 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from connector.client.client import At, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.client.indexes import IndexClient
-from connector.index.builds import InProcess, build
-from connector.read.changes import changes, history
-from connector.read.scans import TaskReader, scan, wanted_of
-from connector.read.tables import open_table, plan
-from connector.spark import reader_choice as choosing
-from connector.spark.session import connect, read
-from connector.spark.source.filters import expression_of
-from connector.spark.source.reader import PUSHDOWN
-from metaserver.iceberg.expressions.expression import TRUE
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.read.changes import changes, history
+from seamark.connector.read.scans import TaskReader, scan, wanted_of
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.spark import reader_choice as choosing
+from seamark.connector.spark.session import connect, read
+from seamark.connector.spark.source.filters import expression_of
+from seamark.connector.spark.source.reader import PUSHDOWN
+from seamark.metaserver.iceberg.expressions.expression import TRUE
 from tests.services.seamark import Seamark
 
 pytestmark = [

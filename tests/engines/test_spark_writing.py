@@ -17,13 +17,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import Refused
-from connector.client.indexes import IndexClient
-from connector.spark import write
-from connector.spark.frames.writes import WriteReport
-from connector.spark.session import connect
-from connector.write.target import WriteTarget
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.spark import write
+from seamark.connector.spark.frames.writes import WriteReport
+from seamark.connector.spark.session import connect
+from seamark.connector.write.target import WriteTarget
 from tests.services.seamark import Seamark
 
 pytestmark = [

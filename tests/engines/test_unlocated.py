@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.arrow.casting import Unwritable
-from connector.client.client import SeamarkClient
-from connector.spark.frames import upserts as upserting
-from connector.spark.frames.writes import write
-from connector.write.buckets import resize
-from connector.write.equality_upserts import EQUALITY
-from connector.write.upserts import MODES, delete, upsert
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.spark.frames import upserts as upserting
+from seamark.connector.spark.frames.writes import write
+from seamark.connector.write.buckets import resize
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

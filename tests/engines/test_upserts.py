@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from connector.write.upserts import MODES, delete, upsert
+from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.engines.tables import SparkTables
 
 pytestmark = [

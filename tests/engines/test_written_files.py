@@ -33,15 +33,15 @@ from pyiceberg.types import (
 )
 from pyspark.sql import SparkSession
 
-from connector.client.client import CURRENT, SeamarkClient
-from connector.client.commits import CommitClient
-from connector.read.deleted_rows import Deletes
-from connector.read.tables import open_table, plan
-from connector.write.appends import append
-from connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
-from connector.write.target import WriteTarget
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import decode
+from seamark.connector.client.client import CURRENT, SeamarkClient
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.read.deleted_rows import Deletes
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import decode
 from tests.connector import typed
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from metaserver import server
-from metaserver.catalog.commit import Committer
-from metaserver.settings import Settings, load
-from metaserver.store.port import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
+from seamark.metaserver import server
+from seamark.metaserver.catalog.commit import Committer
+from seamark.metaserver.settings import Settings, load
+from seamark.metaserver.store.port import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
 _CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
 STEPS = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap", "before-reply")

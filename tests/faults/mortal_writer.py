@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from connector.client.client import SeamarkClient
-from connector.write.appends import append
-from connector.write.upserts import delete, upsert
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import delete, upsert
 
 KEYS = 400
 ARROW = pa.schema([("id", pa.int64()), ("batch", pa.int64())])

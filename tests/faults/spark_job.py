@@ -16,9 +16,9 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.client.client import SeamarkClient
-from connector.spark.frames.writes import write
-from connector.write.equality_upserts import EQUALITY
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.spark.frames.writes import write
+from seamark.connector.write.equality_upserts import EQUALITY
 from tests.faults.mortal_writer import batch
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from connector.client.client import At, SeamarkClient
-from connector.client.indexes import IndexClient
-from connector.read.scans import scan
-from metaserver.wire import SEQUENCE_KEY
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.metaserver.wire import SEQUENCE_KEY
 from tests.connector.test_upserts import create
 from tests.faults.mortal_writer import Model, apply
 from tests.seeds import first_seed

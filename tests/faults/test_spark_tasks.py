@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from connector.client.indexes import IndexClient
+from seamark.connector.client.indexes import IndexClient
 from tests.connector.test_upserts import create
 from tests.faults.test_killed_writers import FIELDS, every_snapshot_is_of_whole_batches
 from tests.seeds import first_seed

@@ -11,10 +11,10 @@ import random
 import struct
 from typing import Any
 
-from metaserver.iceberg.manifests.content_file import ContentFile
-from metaserver.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from tests.planner.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widened
 from tests.planner.partitioning import apply, random_transform, result_kind
 

@@ -20,7 +20,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from metaserver.iceberg.manifests.manifest import MISSING, DecodedManifest, PartitionFieldValues, Spans
+from seamark.metaserver.iceberg.manifests.manifest import MISSING, DecodedManifest, PartitionFieldValues, Spans
 
 SYNC = bytes(range(16))
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Not, Op, Or, Unbound
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.types.reading import read
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Not, Op, Or, Unbound
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.types.reading import read
+from seamark.metaserver.iceberg.types.schema import Schema
 from tests.iceberg.samples import field, schema
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import RESTDataFile, RESTEqualityDeleteFile, RESTPositionDeleteFile
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.manifests.content_file import column_type, decode_content_file, encode_content_file
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import column_type, decode_content_file, encode_content_file
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from tests.iceberg.content_files import STATISTICS, Case, comparable, replaced
 
 MODELS = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}

@@ -15,11 +15,11 @@ from typing import Any
 import pyspark
 import pytest
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from metaserver.iceberg.types.reading import read
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.types.reading import read
+from seamark.metaserver.iceberg.types.schema import Schema
 from tests.iceberg.samples import field, schema
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE

@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from metaserver.errors import BadRequest, CommitConflict, Corrupt
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.new_table import new_table
-from metaserver.iceberg.metadata.requirements import TABLE_REQUIREMENTS, check_requirements, check_view_requirements
-from metaserver.iceberg.metadata.table_json import decode_table, encode_table
-from metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
-from metaserver.iceberg.views.view import decode_view, encode_view
-from metaserver.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.metaserver.errors import BadRequest, CommitConflict, Corrupt
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.new_table import new_table
+from seamark.metaserver.iceberg.metadata.requirements import TABLE_REQUIREMENTS, check_requirements, check_view_requirements
+from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from seamark.metaserver.iceberg.views.view import decode_view, encode_view
+from seamark.metaserver.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
 from tests.iceberg.samples import (
     EVENTS,
     NOW,

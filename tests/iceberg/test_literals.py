@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
 
 DAY = (date(2024, 1, 2) - date(1970, 1, 1)).days
 MICROS = int(datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1_000_000

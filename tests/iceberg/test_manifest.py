@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, MISSING, TEXTS, decode_manifest
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, MISSING, TEXTS, decode_manifest
 from tests.iceberg import manifest_files as files
 
 TIME = {"type": "long", "logicalType": "time-micros"}

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
 from tests.iceberg import manifest_files as files
 from tests.iceberg.test_manifest import SCHEMA, any_manifest, entry, manifest
 

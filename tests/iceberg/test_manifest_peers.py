@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import read_manifest_list
 
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg import content_files as cases
 from tests.iceberg.content_files import SEQUENCE, SNAPSHOT, Case, contents, inherited, written
 from tests.planner.kinds import base, decimal_parts, to_bytes, to_float32

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.manifests.content_file import ContentFile
-from metaserver.iceberg.manifests.entry_avro import avro_name
-from metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile, decode_manifest, decode_manifest_list
-from metaserver.iceberg.manifests.writer import (
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.entry_avro import avro_name
+from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile, decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.writer import (
     ManifestEntry,
     assign_first_row_ids,
     read_entries,

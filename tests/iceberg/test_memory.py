@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from metaserver.iceberg.manifests._memory import Memory
-from metaserver.iceberg.manifests.manifest import decode_manifest
+from seamark.metaserver.iceberg.manifests._memory import Memory
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
 from tests.iceberg import manifest_files as files
 from tests.iceberg.test_manifest import SCHEMA, entry, manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from metaserver.iceberg.files.parquet import InDoubt, column_of, dotted, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import InDoubt, column_of, dotted, has_ids, places_of
 
 
 def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:

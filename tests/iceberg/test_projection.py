@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions.evaluation import may_match, must_match
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.expressions.projection import RANGES_MAX, inclusive, source_ranges, strict
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.transforms import apply, result_type
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.iceberg.expressions.evaluation import may_match, must_match
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.expressions.projection import RANGES_MAX, inclusive, source_ranges, strict
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.transforms import apply, result_type
+from seamark.metaserver.iceberg.types.values import Value
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,

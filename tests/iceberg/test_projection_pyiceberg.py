@@ -40,11 +40,11 @@ from pyiceberg.types import (
     TimestampType,
 )
 
-from metaserver.iceberg.expressions.evaluation import may_match
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.expressions.projection import inclusive
-from metaserver.iceberg.expressions.residuals import Residuals
-from metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.expressions.evaluation import may_match
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.expressions.projection import inclusive
+from seamark.metaserver.iceberg.expressions.residuals import Residuals
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from tests.iceberg.predicates import by_field, expressions, partition_of, predicates, specs
 
 TYPES: dict[str, tuple[IcebergType, Any]] = {

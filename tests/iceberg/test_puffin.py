@@ -16,8 +16,8 @@ import zstandard
 from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.files.puffin import (
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.files.puffin import (
     FOOTER_LIMIT_BYTES,
     MAGIC,
     NO_SNAPSHOT,

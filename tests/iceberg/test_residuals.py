@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions.evaluation import evaluate, may_match, must_match
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
-from metaserver.iceberg.expressions.residuals import Residuals, nameable
-from metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.iceberg.expressions.evaluation import evaluate, may_match, must_match
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.expressions.residuals import Residuals, nameable
+from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.iceberg.types.values import Value
 from tests.iceberg.predicates import (
     COLUMNS,
     DAY,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.reading import read
-from metaserver.iceberg.types.schema import Schema, checked
-from metaserver.iceberg.types.transforms import accepts, canonical
-from metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.reading import read
+from seamark.metaserver.iceberg.types.schema import Schema, checked
+from seamark.metaserver.iceberg.types.transforms import accepts, canonical
+from seamark.metaserver.iceberg.types.types import canonical_primitive
 from tests.iceberg.samples import field, schema
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metaserver.errors import BadRequest, CommitConflict
-from metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
 from tests.iceberg.samples import (
     NOW,
     Json,

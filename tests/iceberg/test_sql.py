@@ -17,11 +17,11 @@ import duckdb
 import msgspec
 import pytest
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression_json import expression_json
-from metaserver.iceberg.expressions.sql import parse_sql
-from metaserver.iceberg.types import schema as ours
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.types import schema as ours
 from tests.planner.lake import Row
 from tests.planner.predicates import SPARKS, Names, matches
 from tests.planner.schemas import Field, Schema

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.metadata import table_json
-from metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
-from metaserver.iceberg.metadata.table_json import decode_table, encode_table, refs_view
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.metadata import table_json
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, refs_view
 from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
 
 SOURCE = "s3://lake/events/metadata/00001.metadata.json"

@@ -29,9 +29,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.murmur3 import murmur3
-from metaserver.iceberg.types.transforms import apply, first_day, result_type
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.murmur3 import murmur3
+from seamark.metaserver.iceberg.types.transforms import apply, first_day, result_type
 
 # appendix B of the spec, and the hash as it prints it
 HASHES: list[tuple[str, Any, int]] = [

@@ -10,11 +10,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.keys.hashing import hash_keys
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import KeyRanges, Keys
-from metaserver.index.kinds.kind import IndexKind, Mask, Parameter
-from metaserver.index.kinds.questions import Flags, point_keys
+from seamark.metaserver.index.keys.hashing import hash_keys
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import KeyRanges, Keys
+from seamark.metaserver.index.kinds.kind import IndexKind, Mask, Parameter
+from seamark.metaserver.index.kinds.questions import Flags, point_keys
 
 _HEAD = struct.Struct("<II")
 """Width of a signature, CRC-32 of all signatures."""

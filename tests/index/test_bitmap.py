@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of, mask_of
-from metaserver.index.kinds import bitmap, postings
-from metaserver.index.kinds.bitmap import Bitmap, FileBitmap
-from metaserver.index.kinds.slices import EQUALITY, SLICES, slice_count
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of, mask_of
+from seamark.metaserver.index.kinds import bitmap, postings
+from seamark.metaserver.index.kinds.bitmap import Bitmap, FileBitmap
+from seamark.metaserver.index.kinds.slices import EQUALITY, SLICES, slice_count
 from tests.index.columns import KINDS, LONG, Kind, draw_column, draw_predicate, kind_of
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)

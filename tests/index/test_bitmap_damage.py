@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index.kernels import _ordered
-from metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of
-from metaserver.index.kinds import bitmap, postings
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.bits import Coding
-from metaserver.index.kinds.dictionary import BYTES, CODES, Bounds
-from metaserver.index.kinds.pieces import Head, Piece, write_pieces
-from metaserver.index.kinds.postings import EDGES, LISTS, MATRIX, Postings
+from seamark.metaserver.index.kernels import _ordered
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of
+from seamark.metaserver.index.kinds import bitmap, postings
+from seamark.metaserver.index.kinds.bitmap import Bitmap
+from seamark.metaserver.index.kinds.bits import Coding
+from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds
+from seamark.metaserver.index.kinds.pieces import Head, Piece, write_pieces
+from seamark.metaserver.index.kinds.postings import EDGES, LISTS, MATRIX, Postings
 
 Answers = list[tuple[list[int], list[list[int]]]]
 

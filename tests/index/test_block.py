@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from metaserver.iceberg.manifests.manifest import decode_manifest
-from metaserver.index.blocks.block import VERSION, encode_block
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
+from seamark.metaserver.index.blocks.block import VERSION, encode_block
 from tests.api.planned import KINDS, STYLE, file_of
 from tests.planner.manifests import ADDED, Entry, manifest_bytes
 

@@ -15,10 +15,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.index.kernels import _bloom
-from metaserver.index.keys.hashing import hash_key
-from metaserver.index.keys.keys import Keys, key_of, keys_of
-from metaserver.index.kinds.bloom import (
+from seamark.metaserver.index.kernels import _bloom
+from seamark.metaserver.index.keys.hashing import hash_key
+from seamark.metaserver.index.keys.keys import Keys, key_of, keys_of
+from seamark.metaserver.index.kinds.bloom import (
     FIXED_SIZE,
     Bloom,
     FileBloom,
@@ -241,7 +241,7 @@ def test_a_merge_is_to_the_byte_what_is_built_from_the_files_that_are_kept(seed:
 
 
 def test_a_merge_in_many_steps_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.index.kinds.bloom._MERGE_WORDS", 900)
+    monkeypatch.setattr("seamark.metaserver.index.kinds.bloom._MERGE_WORDS", 900)
     for kept, parts in merged_parts(9):
         if kept:
             assert b"".join(merge(parts)) == blob_of(kept)

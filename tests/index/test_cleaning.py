@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.catalog.values import Caller, CreateTable
-from metaserver.errors import RetryLater
-from metaserver.index.files.definitions import PREFIX, read_definitions
-from metaserver.server import housekeeping_round
-from metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.catalog.values import Caller, CreateTable
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
+from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.port import RegisteredIndexFile
 from tests.server.rig import Running, running
 
 DAY_S = 86_400

@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.errors import SeamarkError
-from metaserver.index.files import remote as cold
-from metaserver.index.files.index_file import FilesTable, assemble, open_index_file
-from metaserver.index.files.remote import ColdIndex, open_remote
-from metaserver.index.keys.hashing import hash_keys
-from metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
-from metaserver.index.kinds import bitmap, bloom, postings, record
-from metaserver.index.kinds.bitmap import BitmapQuestion
-from metaserver.index.kinds.bloom import BloomQuestion
-from metaserver.index.kinds.kinds import KINDS as OPENED
-from metaserver.index.kinds.questions import Question
-from metaserver.index.kinds.record import RecordQuestion
-from metaserver.index.kinds.sparse import SparseMemory
-from metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.index.files import remote as cold
+from seamark.metaserver.index.files.index_file import FilesTable, assemble, open_index_file
+from seamark.metaserver.index.files.remote import ColdIndex, open_remote
+from seamark.metaserver.index.keys.hashing import hash_keys
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
+from seamark.metaserver.index.kinds import bitmap, bloom, postings, record
+from seamark.metaserver.index.kinds.bitmap import BitmapQuestion
+from seamark.metaserver.index.kinds.bloom import BloomQuestion
+from seamark.metaserver.index.kinds.kinds import KINDS as OPENED
+from seamark.metaserver.index.kinds.questions import Question
+from seamark.metaserver.index.kinds.record import RecordQuestion
+from seamark.metaserver.index.kinds.sparse import SparseMemory
+from seamark.metaserver.store.port import RegisteredIndexFile
 from tests.index.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
 
 LOCATION = "file:///t/index.puffin"

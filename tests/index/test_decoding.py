@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from metaserver.errors import Corrupt
-from metaserver.index.blocks.decoding import Decoders, decoded
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.index.blocks.decoding import Decoders, decoded
 from tests.api.planned import KINDS, STYLE, file_of
 from tests.index.test_block import SCHEMA
 from tests.planner.manifests import ADDED, Entry, manifest_bytes

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.files.definitions import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.files.definitions import (
     DEFINITIONS_MAX,
     IndexDefinition,
     bucket_definitions,
@@ -21,7 +21,7 @@ from metaserver.index.files.definitions import (
     of_id,
     read_definitions,
 )
-from metaserver.index.kinds.bloom import FPP
+from seamark.metaserver.index.kinds.bloom import FPP
 
 FIRST = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
 RENAMED = Schema(

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import StorageError
-from metaserver.index.files.index_file import open_index_file
-from metaserver.index.files.indexes import RETRY_S, Indexes, open_indexes
-from metaserver.index.files.registry import Registry
-from metaserver.objects.port import ObjectStore
-from metaserver.objects.router import open_objects
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.files.indexes import RETRY_S, Indexes, open_indexes
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
 from tests.planner.indexing import IndexedTable, create_namespace
 from tests.planner.tables import Table, Watched
 

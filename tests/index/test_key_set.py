@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index.kernels._rows import any_row
-from metaserver.index.keys import key_set
-from metaserver.index.keys.key_set import KeySet, KeySpan
-from metaserver.index.keys.keys import keys_of, mask_of
-from metaserver.index.keys.ranks import Distinct, ranked
-from metaserver.index.kinds import bitmap
+from seamark.metaserver.index.kernels._rows import any_row
+from seamark.metaserver.index.keys import key_set
+from seamark.metaserver.index.keys.key_set import KeySet, KeySpan
+from seamark.metaserver.index.keys.keys import keys_of, mask_of
+from seamark.metaserver.index.keys.ranks import Distinct, ranked
+from seamark.metaserver.index.kinds import bitmap
 
 
 def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.index.keys.keys import (
+from seamark.metaserver.index.keys.keys import (
     CODE_MAX,
     Key,
     KeyRange,

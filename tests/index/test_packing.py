@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.manifests.manifest import Spans
-from metaserver.iceberg.types.values import Value, encode
-from metaserver.index.blocks.packing import (
+from seamark.metaserver.iceberg.manifests.manifest import Spans
+from seamark.metaserver.iceberg.types.values import Value, encode
+from seamark.metaserver.index.blocks.packing import (
     LONG_MAX,
     MISSING,
     NONE,
@@ -27,7 +27,7 @@ from metaserver.index.blocks.packing import (
     source_of,
     value_of,
 )
-from metaserver.index.kernels._pack import Packer
+from seamark.metaserver.index.kernels._pack import Packer
 
 INT = st.integers(-(2**31), 2**31 - 1)
 LONG = st.integers(-(2**63) + 1, 2**63 - 1)

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from metaserver.index.kernels._record import sorted_run
-from metaserver.index.keys.hashing import checksum, hash_rows
-from metaserver.index.keys.keys import Keys, key_of, keys_of
-from metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, key_hash, merge
+from seamark.metaserver.index.kernels._record import sorted_run
+from seamark.metaserver.index.keys.hashing import checksum, hash_rows
+from seamark.metaserver.index.keys.keys import Keys, key_of, keys_of
+from seamark.metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, key_hash, merge
 
 PAGE = 4096
 Rows = list[tuple[Any, ...]]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import CommitConflict, CommitUnknown, NotFound
-from metaserver.index.files.registry import IndexFiles, Registry
-from metaserver.store.open import open_store
-from metaserver.store.port import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound
+from seamark.metaserver.index.files.registry import IndexFiles, Registry
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import (
     CreateEntry,
     CreateNamespace,
     DropEntry,

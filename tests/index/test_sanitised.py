@@ -57,7 +57,7 @@ def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path
             kernel.unlink()
     built = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path, SEAMARK_CHECKED="1")
     assert built.returncode == 0, built.stdout
-    where = "import metaserver.iceberg as room; print(room.__path__[0])"
+    where = "import seamark.metaserver.iceberg as room; print(room.__path__[0])"
     found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert found.stdout.strip() == str(tmp_path / "metaserver" / "iceberg")
 

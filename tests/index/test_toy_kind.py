@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from connector.client.errors import Refused
-from connector.client.indexes import IndexClient
-from connector.client.storage import Storage
-from connector.index.audits import audit_index
-from connector.index.builds import GroupLimits, InProcess
-from connector.index.indexer import Indexer
-from metaserver.index.files.index_file import assemble, open_index_file
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.server import housekeeping_round
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.audits import audit_index
+from seamark.connector.index.builds import GroupLimits, InProcess
+from seamark.connector.index.indexer import Indexer
+from seamark.metaserver.index.files.index_file import assemble, open_index_file
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.server import housekeeping_round
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 from tests.index.signature_kind import SIGNATURE
@@ -140,11 +140,11 @@ def test_its_files_go_with_its_definition(client: IndexClient, served: Served) -
 def test_the_command_and_the_http_schema_know_it() -> None:
     """In a process of its own: both are made when their modules are loaded."""
     script = """
-from metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.index.signature_kind import SIGNATURE
 KINDS[SIGNATURE.name] = SIGNATURE
-from metaserver.api.indexes.indexes import INDEX_SCHEMA
-from metaserver.cli.index import create
+from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
+from seamark.metaserver.cli.index import create
 options = {one.name: one for one in create.params}
 print("signature" in options["kind"].type.choices, options["width"].help)
 print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["width"])

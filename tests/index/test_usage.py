@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metaserver.index.files import usage
-from metaserver.index.files.usage import Usage
+from seamark.metaserver.index.files import usage
+from seamark.metaserver.index.files.usage import Usage
 
 
 def test_the_index_that_was_not_used_for_longest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

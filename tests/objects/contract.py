@@ -9,9 +9,9 @@ import asyncio
 
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, TooLarge
-from metaserver.objects.port import ObjectStore
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, TooLarge
+from seamark.metaserver.objects.port import ObjectStore
 
 
 class ObjectStoreContract:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from enum import Enum
 
-from metaserver.errors import RetryLater, StorageError
-from metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.errors import RetryLater, StorageError
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
 
 
 class Fault(Enum):

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SimulatedClock, SystemClock
-from metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError
-from metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
-from metaserver.objects.port import ObjectStore
-from metaserver.objects.router import open_objects
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError
+from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 
 
@@ -104,9 +104,9 @@ async def test_a_process_killed_between_sync_and_link_leaves_no_object(tmp_path:
     program = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from metaserver.clock import SystemClock
-from metaserver.objects.router import open_objects
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings import Settings
 os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 async def main():
     settings = Settings(home=Path(sys.argv[1]))

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from metaserver.objects.vending import storage_config
-from metaserver.settings import Settings
+from seamark.metaserver.objects.vending import storage_config
+from seamark.metaserver.settings import Settings
 
 TABLE = "s3://lake/wh/t"
 PATH = "v1/namespaces/n/tables/t/sign"

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
-from metaserver.iceberg.metadata.partition import PartitionField as SpecField
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.index.blocks.block import Block, encode_block
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.metaserver.iceberg.metadata.partition import PartitionField as SpecField
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.planner.view.view import TableView
 from tests.planner.manifests import PartitionField
 
 A, B, STRUCT, NESTED, LATE, F = 1, 2, 3, 4, 5, 6

@@ -19,27 +19,27 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from connector.client.storage import Storage
-from connector.index.files import DataFile as ListedFile
-from connector.index.files import index_file, keys_of_term
-from connector.index.merges import merge_index_files
-from metaserver.clock import Clock, SystemClock
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.schema import Schema
-from metaserver.index.files.definitions import PREFIX, IndexDefinition, read_definitions
-from metaserver.index.files.indexes import Indexes, open_indexes
-from metaserver.index.files.registry import Registry
-from metaserver.index.files.usage import Usage
-from metaserver.index.keys.keys import Keys
-from metaserver.index.keys.terms import Term, format_term, resolve_id
-from metaserver.index.kinds import bitmap, bloom, record
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.objects.port import ObjectStore
-from metaserver.objects.router import open_objects
-from metaserver.planner.plan.planner import Planner, open_planner
-from metaserver.settings import Settings
-from metaserver.store.port import CreateEntry, CreateNamespace, Entry, IndexFileState, PointerStore, RegisteredIndexFile
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile as ListedFile
+from seamark.connector.index.files import index_file, keys_of_term
+from seamark.connector.index.merges import merge_index_files
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.files.definitions import PREFIX, IndexDefinition, read_definitions
+from seamark.metaserver.index.files.indexes import Indexes, open_indexes
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.index.keys.keys import Keys
+from seamark.metaserver.index.keys.terms import Term, format_term, resolve_id
+from seamark.metaserver.index.kinds import bitmap, bloom, record
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import CreateEntry, CreateNamespace, Entry, IndexFileState, PointerStore, RegisteredIndexFile
 from tests.planner import partitioning
 from tests.planner.kinds import V3_ONLY, base, decimal_parts, fixed_length
 from tests.planner.lake import DataFile, Lake

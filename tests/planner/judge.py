@@ -26,20 +26,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaserver.clock import SystemClock
-from metaserver.errors import NotAcceptable
-from metaserver.iceberg.expressions.expression import FALSE
-from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions.residuals import nameable
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.blocks.block import Block
-from metaserver.objects.router import open_objects
-from metaserver.planner.answer.answer import ScanTaskWriter
-from metaserver.planner.plan.planner import Planner, open_planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.settings import Settings
-from metaserver.store.port import Entry
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import NotAcceptable
+from seamark.metaserver.iceberg.expressions.expression import FALSE
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.expressions.residuals import nameable
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Entry
 from tests.planner.cases import Case, cases
 from tests.planner.kinds import LONG_MIN
 from tests.planner.lake import ContentFile, DataFile, DeleteFile

@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.objects.port import ObjectInfo, ObjectStore
-from metaserver.objects.router import open_objects
-from metaserver.planner.answer.answer import ScanTaskWriter
-from metaserver.planner.plan.planner import Planner, open_planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.settings import Settings
 from tests.planner.kinds import to_bytes
 from tests.planner.lake import DATA, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.manifests import (

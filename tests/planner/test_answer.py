@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 from pyiceberg.catalog.rest.scan_planning import ScanTasks
 
-from metaserver.errors import Corrupt, NotAcceptable
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import FALSE
-from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.blocks.block import Block, encode_block
-from metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
-from metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.scan.scan import Scan
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.errors import Corrupt, NotAcceptable
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import FALSE
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
+from seamark.metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.view.view import TableView
 from tests.planner.kinds import pool, to_bytes
 from tests.planner.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.types.schema import Schema
-from metaserver.index.blocks.block import Block
-from metaserver.planner.deletes import equality
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.planner.deletes import equality
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.view.view import TableView
 from tests.planner.delete_tables import (
     LATE,
     NESTED,

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.schema import Schema
-from metaserver.index.blocks.block import Block
-from metaserver.planner.deletes import equality
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.planner.deletes import equality
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.view.view import TableView
 from tests.planner.delete_tables import (
     LATE,
     NESTED,

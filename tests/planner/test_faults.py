@@ -20,9 +20,9 @@ from typing import Any
 import fastavro
 import pytest
 
-from metaserver.errors import BadRequest, Corrupt, Forbidden, RetryLater, StorageError
-from metaserver.planner.plan.planner import Planner
-from metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, RetryLater, StorageError
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Answer, Api
 from tests.api.planned import append, file_of
 from tests.faults.disk import small_disk

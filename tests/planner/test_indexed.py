@@ -12,26 +12,26 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.expression import predicates_of
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.index.files import remote as cold
-from metaserver.index.files.definitions import PREFIX, read_definitions
-from metaserver.index.files.index_file import open_index_file
-from metaserver.index.files.indexes import OpenIndex
-from metaserver.index.files.registry import Registry
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.index.kinds.questions import COMBINATIONS_MAX, KEYS_MAX
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
-from metaserver.planner.indexes.index_predicates import IndexProjection, project
-from metaserver.planner.indexes.resolver import IndexResolver
-from metaserver.planner.scan.request import BoundScan, ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.store.open import open_store
-from metaserver.store.port import IndexFileState, PointerStore
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression import predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files import remote as cold
+from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.files.indexes import OpenIndex
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.questions import COMBINATIONS_MAX, KEYS_MAX
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
+from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
+from seamark.metaserver.planner.indexes.resolver import IndexResolver
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import IndexFileState, PointerStore
 from tests.planner.indexing import IndexedTable, Planning, create_namespace, open_planning
 from tests.planner.tables import Table, Watched, numbers_of
 

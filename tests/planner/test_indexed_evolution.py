@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.registry import Registry
-from metaserver.index.keys.terms import resolve_id
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.store.open import open_store
-from metaserver.store.port import PointerStore
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.keys.terms import resolve_id
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
 from tests.planner.indexing import IndexedTable, array_of, as_of, create_namespace, open_planning
 from tests.planner.kinds import DAY_US, to_float32
 from tests.planner.literal_forms import render

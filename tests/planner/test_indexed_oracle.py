@@ -28,14 +28,14 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.expression import And, Bound, Or, predicates_of
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.index.files import remote as cold
-from metaserver.index.files.registry import Registry
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.store.open import open_store
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression import And, Bound, Or, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.files import remote as cold
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.open import open_store
 from tests.planner.cases import Case, cases
 from tests.planner.history import random_lake
 from tests.planner.indexing import (

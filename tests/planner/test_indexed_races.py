@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.errors import CommitConflict
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.index.files.registry import Registry
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.store.open import open_store
-from metaserver.store.port import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import CommitConflict
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
 from tests.planner.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
 from tests.planner.tables import Table, numbers_of
 

@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.planner.indexes.resolver import IndexResolver
-from metaserver.planner.pruning.semantics import ComparisonSemantics
-from metaserver.planner.rows.row_matches import PredicateMatcher
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.store.open import open_store
-from metaserver.store.port import PointerStore
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.planner.indexes.resolver import IndexResolver
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
+from seamark.metaserver.planner.rows.row_matches import PredicateMatcher
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
 from tests.planner.indexing import create_namespace, open_planning
 from tests.planner.tables import numbers_of
 from tests.planner.test_indexed_evolution import EvolvedTable, column, evolved

@@ -22,9 +22,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from metaserver.index.keys import key_set
-from metaserver.index.kinds import bloom
-from metaserver.planner.pruning import dynamic_filters as dynamic_filters
+from seamark.metaserver.index.keys import key_set
+from seamark.metaserver.index.kinds import bloom
+from seamark.metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
 from tests.planner.kinds import base, decimal_text, default_json, pool
 from tests.planner.lake import DataFile

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.errors import BadRequest
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.keys.delete_files import HashSet
-from metaserver.index.keys.hashing import hash_rows
-from metaserver.index.keys.keys import keys_of
-from metaserver.index.keys.terms import resolve
-from metaserver.objects.router import open_objects
-from metaserver.planner.deletes import delete_files
-from metaserver.planner.rows import record_lookup as locate
-from metaserver.planner.rows import row_deletes as deleted
-from metaserver.planner.rows.data_columns import DataRows
-from metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.keys.delete_files import HashSet
+from seamark.metaserver.index.keys.hashing import hash_rows
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.keys.terms import resolve
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.deletes import delete_files
+from seamark.metaserver.planner.rows import record_lookup as locate
+from seamark.metaserver.planner.rows import row_deletes as deleted
+from seamark.metaserver.planner.rows.data_columns import DataRows
+from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
+from seamark.metaserver.settings import Settings
 from tests.api.client import Api
 from tests.api.stored import Stored
 from tests.api.test_lookups import LOOKUP, ask, told

@@ -15,24 +15,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.errors import BadRequest
-from metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.iceberg.types.schema import Schema
-from metaserver.index.blocks.block import Block, encode_block
-from metaserver.index.blocks.packing import MISSING, Form, value_of
-from metaserver.objects.router import open_objects
-from metaserver.planner.lookup import _lookup
-from metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, files_at, lookup
-from metaserver.planner.lookup.partitions import grouped
-from metaserver.planner.lookup.prefix import parse_prefix
-from metaserver.planner.plan.planner import Planner, open_planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.view.view import TableView
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.blocks.packing import MISSING, Form, value_of
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.lookup import _lookup
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, files_at, lookup
+from seamark.metaserver.planner.lookup.partitions import grouped
+from seamark.metaserver.planner.lookup.prefix import parse_prefix
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.settings import Settings
 from tests.planner import partitioning
 from tests.planner.history import random_lake
 from tests.planner.kinds import FLOATS

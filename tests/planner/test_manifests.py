@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaserver.iceberg.expressions.expression import Bound, Expression, Op
-from metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.values import Value
-from metaserver.index.blocks.packing import Form
-from metaserver.planner.plan import planner
-from metaserver.planner.pruning import manifest_pruning as manifests
-from metaserver.planner.pruning.manifest_pruning import needed_manifests
+from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op
+from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.index.blocks.packing import Form
+from seamark.metaserver.planner.plan import planner
+from seamark.metaserver.planner.pruning import manifest_pruning as manifests
+from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
 from tests.iceberg.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.kinds import to_bytes
 from tests.planner.tables import Table, numbers, planning

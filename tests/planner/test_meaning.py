@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaserver.iceberg.expressions.expression import Bound, Op
-from metaserver.index.keys.keys import KeyRanges, key_of, keys_of
-from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.metaserver.iceberg.expressions.expression import Bound, Op
+from seamark.metaserver.index.keys.keys import KeyRanges, key_of, keys_of
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 NAN = math.nan
 VALUES: dict[str, list[Any]] = {

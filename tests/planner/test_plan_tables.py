@@ -18,16 +18,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.errors import Corrupt
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.objects.router import open_objects
-from metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles, PlanWriter, kept_manifests
-from metaserver.planner.plan.planner import Planner, open_planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.settings import Settings
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.settings import Settings
 from tests.planner.cases import Case, cases
 from tests.planner.entries import Record, assert_same, entries, listed, whole
 from tests.planner.history import random_lake

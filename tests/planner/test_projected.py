@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.iceberg.expressions.expression import Bound, Op, all_of
-from metaserver.iceberg.types.schema import Field, Schema
-from metaserver.index.files.definitions import IndexDefinition, define
-from metaserver.index.files.registry import Registry
-from metaserver.planner.indexes.coverage import Coverage, file_ids_of
-from metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
-from metaserver.planner.indexes.probe import Probe
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.view.selection import Selection
-from metaserver.planner.view.view import TableView
-from metaserver.store.open import open_store
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression import Bound, Op, all_of
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.files.definitions import IndexDefinition, define
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.indexes.coverage import Coverage, file_ids_of
+from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
+from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.selection import Selection
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.open import open_store
 from tests.planner.indexing import IndexedTable, create_namespace, open_planning
 from tests.planner.tables import Table
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from metaserver.iceberg.expressions.expression import Bound, Expression, Op, Or
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
-from metaserver.index.blocks.block import Block, encode_block
-from metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
-from metaserver.planner.view.selection import Selection
-from metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
+from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
+from seamark.metaserver.planner.view.selection import Selection
+from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
 from tests.api.planned import STYLE, file_of
 from tests.planner.kinds import javas_uuid_order
 from tests.planner.manifests import ADDED, Entry, manifest_bytes

@@ -15,12 +15,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import TRUE, predicates_of
-from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from metaserver.iceberg.expressions.residuals import tautology, weakened
-from metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from metaserver.planner.answer.partition_text import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import TRUE, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.expressions.residuals import tautology, weakened
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
+from seamark.metaserver.planner.answer.partition_text import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.manifests import PartitionField
 from tests.planner.test_answer import a_file, block, metadata, scan
 

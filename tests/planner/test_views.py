@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.index.blocks.block import Block
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.plan.planner import Planner
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.scan.scan import Scan
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
 from tests.api.client import Api
 from tests.api.planned import append, file_of
 from tests.planner.manifests import Manifest

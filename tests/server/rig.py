@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from metaserver.api.http.parts import ServerParts
-from metaserver.clock import Clock, SystemClock
-from metaserver.server import bind, open_certificate, open_parts, serving, url_of
-from metaserver.settings import Settings
-from metaserver.store.port import CreateNamespace, EntryKind, Instant, InstantState, RecordInstant
+from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.server import bind, open_certificate, open_parts, serving, url_of
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import CreateNamespace, EntryKind, Instant, InstantState, RecordInstant
 from tests.services.seamark import SHARED_KEY
 
 

@@ -17,17 +17,17 @@ import pytest
 import structlog
 from aiohttp import web
 
-from metaserver.access.tokens import create_token
-from metaserver.api.app import add_routes
-from metaserver.api.http.bodies import LARGE, MEDIUM, body_limit
-from metaserver.api.http.describe import description_of
-from metaserver.api.http.keys import SETTINGS
-from metaserver.api.http.slots import Bound, Bounds, RequestSlot, Turns
-from metaserver.clock import SystemClock
-from metaserver.errors import RetryLater, TooManyRequests
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.bodies import LARGE, MEDIUM, body_limit
+from seamark.metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.api.http.slots import Bound, Bounds, RequestSlot, Turns
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant
 from tests.server.rig import Running, running
 from tests.server.test_connections import Wire
 from tests.waits import until

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from metaserver.cli.main import cli
-from metaserver.settings import FIELDS, environment_name, flag_name
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.settings import FIELDS, environment_name, flag_name
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
 

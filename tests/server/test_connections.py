@@ -15,8 +15,8 @@ import pytest
 import structlog
 from aiohttp import web
 
-from metaserver.api.http.errors import error_response
-from metaserver.connections import (
+from seamark.metaserver.api.http.errors import error_response
+from seamark.metaserver.connections import (
     Answers,
     Connection,
     ConnectionLimits,
@@ -24,8 +24,8 @@ from metaserver.connections import (
     Connections,
     raise_descriptor_limit,
 )
-from metaserver.server import limits_of
-from metaserver.settings import Settings
+from seamark.metaserver.server import limits_of
+from seamark.metaserver.settings import Settings
 from tests.server.rig import Running, running
 from tests.waits import until
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from metaserver.access.tokens import create_token
-from metaserver.clock import SystemClock
-from metaserver.errors import ConfigError
-from metaserver.store.open import open_store
-from metaserver.store.port import CreateNamespace, Grant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import CreateNamespace, Grant
 from tests.server.rig import Running, running, some_settings
 
 

@@ -24,13 +24,13 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from metaserver.api.app import add_routes
-from metaserver.api.http.keys import SETTINGS
-from metaserver.cli import reference
-from metaserver.errors import RetryLater
-from metaserver.server import housekeeping_round
-from metaserver.settings import Settings
-from metaserver.store.port import CreateEntry, DropEntry, DroppedEntry, Entry, EntryKind
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.cli import reference
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import CreateEntry, DropEntry, DroppedEntry, Entry, EntryKind
 from tests.api.client import Api
 from tests.api.test_lookups import ask, two_files
 from tests.server.rig import Running, running
@@ -67,7 +67,7 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
 
 
 async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
         poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
         async with asyncio.timeout(60):
@@ -83,7 +83,7 @@ async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_what_opened_indexes_count_for_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)
@@ -127,7 +127,7 @@ async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
         async def hangs() -> None:
             await asyncio.sleep(60)
 
-        monkeypatch.setattr("metaserver.api.admin.health.PING_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("seamark.metaserver.api.admin.health.PING_TIMEOUT_S", 0.1)
         monkeypatch.setattr(server.parts.store, "ping", away)
         monkeypatch.setattr(server.parts.objects, "ping", hangs)
         status, body = await server.get("/readyz")
@@ -260,7 +260,7 @@ def drop_of(name: str) -> list[Any]:
 
 def test_the_openapi_file_is_the_generated_one() -> None:
     committed = (reference.REFERENCE / "openapi.json").read_text()
-    assert committed == reference.openapi_document(), "run python -m metaserver.cli.reference"
+    assert committed == reference.openapi_document(), "run python -m seamark.metaserver.cli.reference"
 
 
 async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path: Path) -> None:

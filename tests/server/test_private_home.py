@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from metaserver.errors import ConfigError
-from metaserver.home import prepare_home
-from metaserver.settings import Settings
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.home import prepare_home
+from seamark.metaserver.settings import Settings
 from tests.services.seamark import Seamark
 
 Start = Callable[..., Seamark]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from metaserver.errors import RetryLater
+from seamark.metaserver.errors import RetryLater
 from tests.server.rig import running
 
 Usage = namedtuple("Usage", "total used free")
@@ -19,7 +19,7 @@ Usage = namedtuple("Usage", "total used free")
 async def test_a_full_disk_is_not_ready_and_one_with_room_again_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metaserver.api.admin.readiness.INTERVAL_S", 0.0)
+    monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
     free = [10 << 30]
     async with running(
         tmp_path / "home", warehouse=f"file://{tmp_path}/warehouse", free_space_min_bytes=1 << 30
@@ -40,7 +40,7 @@ async def test_a_full_disk_is_not_ready_and_one_with_room_again_is(
 
 
 async def test_a_small_disk_needs_a_twentieth_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metaserver.api.admin.readiness.INTERVAL_S", 0.0)
+    monkeypatch.setattr("seamark.metaserver.api.admin.readiness.INTERVAL_S", 0.0)
     async with running(tmp_path) as server:
         for free, status in ((1_000_001, 200), (999_999, 503)):
             monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(20_000_000, 0, free))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaserver.cli import reference
-from metaserver.errors import ConfigError
-from metaserver.settings import FIELDS, Settings, environment_name, flag_name, load, redact_url
+from seamark.metaserver.cli import reference
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name, load, redact_url
 
 NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
 
@@ -172,4 +172,4 @@ def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -
 
 def test_the_reference_page_is_the_generated_one() -> None:
     committed = (reference.REFERENCE / "settings.md").read_text()
-    assert committed == reference.settings_page(), "run python -m metaserver.cli.reference"
+    assert committed == reference.settings_page(), "run python -m seamark.metaserver.cli.reference"

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.table import Table
 
-from metaserver.cli import explain, terminal
+from seamark.metaserver.cli import explain, terminal
 from tests.api.client import Api
 from tests.server.rig import running
 

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import ClientError
-from metaserver.cli.main import cli
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError
+from seamark.metaserver.cli.main import cli
 from tests.services.process import free_port
 
 SEAMARK = str(Path(sys.executable).parent / "seamark")

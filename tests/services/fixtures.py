@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from metaserver.api.http import logs
+from seamark.metaserver.api.http import logs
 from tests.services.java import java_fixture
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, s3_server

@@ -11,7 +11,7 @@ from typing import Any
 import pyspark.util
 from pyspark.sql import SparkSession
 
-from connector.spark.session import add_catalog, catalog_conf, iceberg_jars, open_session, session_conf
+from seamark.connector.spark.session import add_catalog, catalog_conf, iceberg_jars, open_session, session_conf
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 

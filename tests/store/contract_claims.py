@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from metaserver.errors import BadRequest
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     ClaimedLocation,
     ClaimLocations,
     CreateEntry,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import CommitConflict, NoSuchTable, NotFound
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import CommitConflict, NoSuchTable, NotFound
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     CreateEntry,
     DropEntry,
     DroppedEntry,

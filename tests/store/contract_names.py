@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import (
     AlreadyExists,
     CommitConflict,
     NamespaceNotEmpty,
@@ -15,8 +15,8 @@ from metaserver.errors import (
     NoSuchView,
     NotFound,
 )
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     CreateEntry,
     CreateNamespace,
     DropEntry,

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     CreateEntry,
     DropEntry,
     DropPlanSnapshots,

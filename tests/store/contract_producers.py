@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import CommitConflict, NoSuchTable
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import CommitConflict, NoSuchTable
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     AdvanceProducer,
     CreateEntry,
     DropEntry,

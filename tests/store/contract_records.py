@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import (
     AlreadyExists,
     CommitConflict,
     NotFound,
 )
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     AuditRecord,
     CreateEntry,
     Grant,

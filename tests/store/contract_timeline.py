@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from metaserver.errors import (
+from seamark.metaserver.errors import (
     AlreadyExists,
     CommitConflict,
     NotFound,
 )
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     CreateNamespace,
     Instant,
     InstantFilter,

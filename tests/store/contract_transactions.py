@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from metaserver.errors import (
+from seamark.metaserver.errors import (
     BadRequest,
     NoSuchTable,
 )
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     CreateEntry,
     CreateNamespace,
     DropNamespace,

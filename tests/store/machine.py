@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import SeamarkError
-from metaserver.store import port
-from metaserver.store.driven import DrivenStore
-from metaserver.store.open import open_store
-from metaserver.store.port import DroppedEntry, Entry, EntryKind, InstantFilter, InstantState
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.store import port
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, InstantFilter, InstantState
 from tests.store.model import Model
 from tests.store.samples import make_instant
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from metaserver.store import port
-from metaserver.store.port import DroppedEntry, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store import port
+from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, NamespacePath
 
 
 class Refused(Exception):

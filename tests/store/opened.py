@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.store.driven import DrivenStore
-from metaserver.store.open import open_store
-from metaserver.store.port import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import (
     CreateNamespace,
 )
 from tests.store.samples import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from metaserver.errors import (
+from seamark.metaserver.errors import (
     SeamarkError,
 )
-from metaserver.store.port import (
+from seamark.metaserver.store.port import (
     Entry,
     EntryKind,
     IdempotencyRecord,

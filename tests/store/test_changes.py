@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metaserver.clock import SystemClock
-from metaserver.store.changes import watch
-from metaserver.store.open import open_store
-from metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.changes import watch
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
 
 
 async def _commit(store: PointerStore, name: str) -> None:

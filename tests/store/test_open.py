@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import ConfigError, RetryLater, SeamarkError
-from metaserver.store import postgres as driver
-from metaserver.store.open import open_store
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import ConfigError, RetryLater, SeamarkError
+from seamark.metaserver.store import postgres as driver
+from seamark.metaserver.store.open import open_store
 from tests.services.postgres import PASSWORD, Postgres
 from tests.services.process import free_port
 

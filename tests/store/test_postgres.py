@@ -13,19 +13,19 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import CommitUnknown, ConfigError, RetryLater
-from metaserver.store import operations
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import (
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import CommitUnknown, ConfigError, RetryLater
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import (
     CreateEntry,
     CreateNamespace,
     InstantFilter,
     Operation,
     RecordInstant,
 )
-from metaserver.store.postgres import open_postgres
-from metaserver.store.statement import APPLICATION_NAME, POSTGRES
+from seamark.metaserver.store.postgres import open_postgres
+from seamark.metaserver.store.statement import APPLICATION_NAME, POSTGRES
 from tests.services.postgres import postgres_server
 from tests.services.process import port_answers
 from tests.store.contract import PointerStoreContract

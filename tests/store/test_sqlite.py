@@ -15,12 +15,12 @@ from random import Random
 
 import pytest
 
-from metaserver.clock import SimulatedClock, SystemClock
-from metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
-from metaserver.store import migrations, sqlite
-from metaserver.store.driven import DrivenStore
-from metaserver.store.port import CreateEntry, CreateNamespace, InstantFilter, PointerStore, RecordInstant
-from metaserver.store.sqlite import open_sqlite
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
+from seamark.metaserver.store import migrations, sqlite
+from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store.port import CreateEntry, CreateNamespace, InstantFilter, PointerStore, RecordInstant
+from seamark.metaserver.store.sqlite import open_sqlite
 from tests.seeds import first_seed
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, make_entry, make_instant, outcome
@@ -290,9 +290,9 @@ async def test_a_value_out_of_range_spoils_only_its_own_transaction(path: Path, 
 
 _WRITE_UNTIL_KILLED = """
     import asyncio, sys
-    from metaserver.clock import SystemClock
-    from metaserver.store.open import open_store
-    from metaserver.store.port import CreateEntry, CreateNamespace, RecordInstant
+    from seamark.metaserver.clock import SystemClock
+    from seamark.metaserver.store.open import open_store
+    from seamark.metaserver.store.port import CreateEntry, CreateNamespace, RecordInstant
     from tests.store.samples import NS, TABLE, make_entry, make_instant, make_swap
 
     async def write(store, name):
@@ -351,10 +351,10 @@ async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(p
 
 _FILL_THE_DISK = """
     import asyncio, os, resource, sys
-    from metaserver.clock import SystemClock
-    from metaserver.errors import CommitUnknown, RetryLater
-    from metaserver.store.open import open_store
-    from metaserver.store.port import CreateEntry, CreateNamespace
+    from seamark.metaserver.clock import SystemClock
+    from seamark.metaserver.errors import CommitUnknown, RetryLater
+    from seamark.metaserver.store.open import open_store
+    from seamark.metaserver.store.port import CreateEntry, CreateNamespace
     from tests.store.samples import NS, TABLE, make_entry
 
     def limit(size):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from metaserver.store.port import CreateEntry, Entry, EntryKind, RenameEntry
+from seamark.metaserver.store.port import CreateEntry, Entry, EntryKind, RenameEntry
 from tests.server.rig import Running, running
 from tests.waits import until
 

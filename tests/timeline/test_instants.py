@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaserver.clock import SimulatedClock
-from metaserver.errors import BadRequest
-from metaserver.store.port import InstantFilter, InstantState
-from metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, moved
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.store.port import InstantFilter, InstantState
+from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, moved
 from tests.server.rig import an_instant
 
 R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED, InstantState.ROLLED_BACK  # noqa: E741

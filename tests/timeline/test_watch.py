@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from metaserver.clock import SystemClock
-from metaserver.errors import RetryLater
-from metaserver.settings import Settings
-from metaserver.store.open import open_store
-from metaserver.store.port import CreateNamespace, InstantFilter, PointerStore, RecordInstant
-from metaserver.timeline.timeline import Timeline, open_timeline
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import CreateNamespace, InstantFilter, PointerStore, RecordInstant
+from seamark.metaserver.timeline.timeline import Timeline, open_timeline
 from tests.server.rig import an_instant, some_settings
 from tests.waits import until
 

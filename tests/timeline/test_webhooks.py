@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from metaserver.clock import SystemClock
-from metaserver.timeline import webhooks
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.timeline import webhooks
 from tests.server.rig import Running, running
 
 SECRET = "receiver and server know it"

@@ -29,23 +29,23 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 
-from connector.client.client import At, Name, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.client.storage import Storage
-from connector.read.lineage import NAMES, has_lineage
-from connector.read.scans import ReadPlan, TaskReader, scan, wanted_of
-from connector.read.tables import OpenTable, ScanTask, open_table, plan
-from connector.spark.frames.results import RESULT, result_of, told_by
-from connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
-from connector.spark.types import for_spark, spark_type
-from connector.write.appends import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles, commit
-from connector.write.clustering import Attributes, Clustering, Reached, cuts, ordered
-from connector.write.curves import CURVES, HILBERT
-from connector.write.target import WriteTarget, target_of, with_lineage
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.metadata.properties import as_int
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.wire import INDEX_FILES_MAX
+from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.lineage import NAMES, has_lineage
+from seamark.connector.read.scans import ReadPlan, TaskReader, scan, wanted_of
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.spark.frames.results import RESULT, result_of, told_by
+from seamark.connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
+from seamark.connector.spark.types import for_spark, spark_type
+from seamark.connector.write.appends import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles, commit
+from seamark.connector.write.clustering import Attributes, Clustering, Reached, cuts, ordered
+from seamark.connector.write.curves import CURVES, HILBERT
+from seamark.connector.write.target import WriteTarget, target_of, with_lineage
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.wire import INDEX_FILES_MAX
 
 SAMPLE_ROWS, SAMPLE_ROWS_A_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000

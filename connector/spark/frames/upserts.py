@@ -2,7 +2,7 @@
 driver (`writing.write` with the modes `upsert` and `delete`).
 
 Whatever is done again is done with the same rows: those of a small DataFrame are taken to the driver, where
-`connector.write.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be written anew.
+`seamark.connector.write.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be written anew.
 A larger one is held by Spark until the call is over; that it is larger may be known only when its first rows are there,
 which are then thrown away and made again. The held rows are exchanged once, so that all those of a key come to one
 task: by the bucket of the key where the table is bucketed by its only column, so that a task meets the files of its own
@@ -37,26 +37,26 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import types as spark_types
 
-from connector.arrow.casting import Unwritable
-from connector.arrow.partitions import transformed
-from connector.client.client import At, Name, SeamarkClient
-from connector.client.commits import Producer
-from connector.client.errors import Conflict
-from connector.plans.quotes import backquoted
-from connector.read.scans import bound_filter
-from connector.read.tables import OpenTable, ScanTask, open_table
-from connector.spark.frames.results import RESULT, result_of, told_by
-from connector.write.appends import WrittenFiles
-from connector.write.buckets import bucket_fields
-from connector.write.delete_files import WrittenDeletes
-from connector.write.equality_upserts import EQUALITY, check_table, unlocated
-from connector.write.latest_rows import Batch, batch_of, column_of, refuse_nulls
-from connector.write.read_conditions import rows_changed
-from connector.write.rewrites import rewritten
-from connector.write.row_changes import ATTEMPTS, Report, RowChange, check_takes_deletes, committed
-from connector.write.row_locations import SCAN, FoundRows, hashes_of, key_fields, key_names, record_index
-from connector.write.target import WriteTarget, target_of
-from connector.write.upserts import (
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.arrow.partitions import transformed
+from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.commits import Producer
+from seamark.connector.client.errors import Conflict
+from seamark.connector.plans.quotes import backquoted
+from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table
+from seamark.connector.spark.frames.results import RESULT, result_of, told_by
+from seamark.connector.write.appends import WrittenFiles
+from seamark.connector.write.buckets import bucket_fields
+from seamark.connector.write.delete_files import WrittenDeletes
+from seamark.connector.write.equality_upserts import EQUALITY, check_table, unlocated
+from seamark.connector.write.latest_rows import Batch, batch_of, column_of, refuse_nulls
+from seamark.connector.write.read_conditions import rows_changed
+from seamark.connector.write.rewrites import rewritten
+from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_takes_deletes, committed
+from seamark.connector.write.row_locations import SCAN, FoundRows, hashes_of, key_fields, key_names, record_index
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
     check_read,
@@ -69,12 +69,12 @@ from connector.write.upserts import (
     upsert,
     without,
 )
-from metaserver.iceberg.expressions.expression import TRUE, any_of
-from metaserver.iceberg.expressions.expression_json import expression_json
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.iceberg.types.schema import Field
-from metaserver.iceberg.types.transforms import canonical, width_of
+from seamark.metaserver.iceberg.expressions.expression import TRUE, any_of
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.types.schema import Field
+from seamark.metaserver.iceberg.types.transforms import canonical, width_of
 
 DRIVER_ROWS = 100_000
 """Rows, at most, that the driver takes for itself."""
@@ -102,7 +102,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """As in `connector.write.upserts`; `columns` are of an upsert. A delete has no other columns than its keys; None:
+    """As in `seamark.connector.write.upserts`; `columns` are of an upsert. A delete has no other columns than its keys; None:
     those that `key_names` says."""
 
     keys: tuple[str, ...] | None

@@ -34,14 +34,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
-from connector.arrow.casting import conform
-from connector.client.client import Name, SeamarkClient
-from connector.client.commits import Producer, producer_named
-from connector.plans.quotes import backquoted
-from connector.spark.frames.results import RESULT, result_of, told_by
-from connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change
-from connector.spark.types import check_fits
-from connector.write.appends import (
+from seamark.connector.arrow.casting import conform
+from seamark.connector.client.client import Name, SeamarkClient
+from seamark.connector.client.commits import Producer, producer_named
+from seamark.connector.plans.quotes import backquoted
+from seamark.connector.spark.frames.results import RESULT, result_of, told_by
+from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change
+from seamark.connector.spark.types import check_fits
+from seamark.connector.write.appends import (
     APPEND,
     OVERWRITE,
     OVERWRITE_PARTITIONS,
@@ -49,13 +49,13 @@ from connector.write.appends import (
     destination,
     write_batches,
 )
-from connector.write.row_changes import ATTEMPTS, Report
-from connector.write.target import WriteTarget
-from connector.write.upserts import check_names
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.iceberg.types.schema import Column as TableColumn
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.wire import INDEX_FILES_MAX
+from seamark.connector.write.row_changes import ATTEMPTS, Report
+from seamark.connector.write.target import WriteTarget
+from seamark.connector.write.upserts import check_names
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.types.schema import Column as TableColumn
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.wire import INDEX_FILES_MAX
 
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
@@ -141,14 +141,14 @@ def write(
     """One commit of a DataFrame's rows, columns found by name. `uri` or a `client` says where the server is.
 
     An upsert needs `keys`; a delete goes by the table's identifier fields by default, else by the frame's only column.
-    `row_mode` is the mode of `connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`,
+    `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`,
     `way`, `read_snapshot_id` and `attempts` are as there, but of rows that are equally late any may count. Up to
     `driver_rows` rows are changed by the driver, unless copy-on-write has many bytes to copy.
 
     ValueError for a mode or distribution that there is not, and for what another mode takes. Unwritable, before any
     task starts, for columns that the table does not have or that are of another type. Where values do not fit the
-    table, Spark's error says why (`Unwritable`). The server's refusals are of `connector.client.errors`; after a
-    conflict nothing is visible, and the write may be tried again. `producer` as in `connector.write.appends.append`.
+    table, Spark's error says why (`Unwritable`). The server's refusals are of `seamark.connector.client.errors`; after a
+    conflict nothing is visible, and the write may be tried again. `producer` as in `seamark.connector.write.appends.append`.
     """
     if client is None:
         if not uri:

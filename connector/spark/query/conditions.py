@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from connector.plans.quotes import quoted_name, quoted_text
-from connector.plans.zones import is_utc
-from connector.spark.query.catalyst import Catalyst, Node, items
+from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.plans.zones import is_utc
+from seamark.connector.spark.query.catalyst import Catalyst, Node, items
 
 TEXT_MAX = 100_000
 """Characters of a predicate that the catalog takes."""

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from connector.plans.quotes import backquoted
-from connector.plans.splices import Replacement, splice
-from connector.spark.query.catalyst import Catalyst, Node, items
+from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.spark.query.catalyst import Catalyst, Node, items
 
 _MARK = "seamark~place~"
 PLACES_MAX = 64

@@ -1,6 +1,6 @@
 """A query in SQL, answered by Spark itself over the files that its conditions and its joins leave.
 
-    from connector.spark import sql
+    from seamark.connector.spark import sql
     sql(spark, "SELECT … FROM sea.ssb.lineorder JOIN …").show()
 
 Spark asks the server for plans with the conditions that it has pushed down, but never tells of joins, and reads tables
@@ -25,16 +25,16 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from connector.plans import joins as joining
-from connector.plans.async_client import KnownTable, Name, PlanTableAnswer, open_seamark
-from connector.plans.joins import Partner
-from connector.plans.plan_requests import Asking, used_joins
-from connector.plans.scan import Join, Scan
-from connector.spark.query.catalyst import Catalyst, Node
-from connector.spark.query.conditions import SparkColumn, all_of, any_of, spark_kind
-from connector.spark.query.name_positions import TableReference, Unread, mark_of, marked, places, renamed
-from connector.spark.query.relations import Relation, Relations, TooLarge
-from metaserver.wire import PLAN_MARK
+from seamark.connector.plans import joins as joining
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, open_seamark
+from seamark.connector.plans.joins import Partner
+from seamark.connector.plans.plan_requests import Asking, used_joins
+from seamark.connector.plans.scan import Join, Scan
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.conditions import SparkColumn, all_of, any_of, spark_kind
+from seamark.connector.spark.query.name_positions import TableReference, Unread, mark_of, marked, places, renamed
+from seamark.connector.spark.query.relations import Relation, Relations, TooLarge
+from seamark.metaserver.wire import PLAN_MARK
 
 LEASE_S = 86_400
 KEPT_MAX = 0.95

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from connector.spark.query.catalyst import Catalyst, Node, items
-from connector.spark.query.conditions import ColumnPredicate, Conditions, SparkColumn
+from seamark.connector.spark.query.catalyst import Catalyst, Node, items
+from seamark.connector.spark.query.conditions import ColumnPredicate, Conditions, SparkColumn
 
 NODES_MAX = 2_000
 """Of one query's plan; more are not looked at."""

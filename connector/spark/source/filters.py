@@ -15,14 +15,14 @@ from math import isnan
 
 from pyspark.sql import datasource as spark
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import OPPOSITE, bind
-from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions.expression import FALSE, Expression, Not, Op, Unbound, all_of, any_of
-from metaserver.iceberg.types.schema import Column, Field, Schema, StructType
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import OPPOSITE, bind
+from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.metaserver.iceberg.expressions.expression import FALSE, Expression, Not, Op, Unbound, all_of, any_of
+from seamark.metaserver.iceberg.types.schema import Column, Field, Schema, StructType
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import FLOATS
 
 _COMPARED: dict[type[spark.Filter], Op] = {
     spark.EqualTo: Op.EQ,

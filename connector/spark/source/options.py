@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from connector.client.client import SeamarkClient
-from connector.client.errors import BadRequest
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
 
 
 def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:

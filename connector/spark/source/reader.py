@@ -25,15 +25,15 @@ import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
-from connector.client.client import CURRENT, At, SeamarkClient
-from connector.client.errors import BadRequest
-from connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
-from connector.read.scans import FILE, POSITION, ReadPlan, TaskReader, bound_filter, limited
-from connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
-from connector.spark.source.filters import expression_of
-from connector.spark.source.options import flag, server_of
-from connector.spark.types import Convert, for_spark, spark_type
-from metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
+from seamark.connector.client.client import CURRENT, At, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
+from seamark.connector.read.scans import FILE, POSITION, ReadPlan, TaskReader, bound_filter, limited
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
+from seamark.connector.spark.source.filters import expression_of
+from seamark.connector.spark.source.options import flag, server_of
+from seamark.connector.spark.types import Convert, for_spark, spark_type
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

@@ -27,13 +27,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from connector.client.client import SeamarkClient
-from connector.client.commits import Producer
-from connector.client.errors import BadRequest
-from connector.spark.frames.writes import decoded, encoded
-from connector.spark.source.options import flag, server_of
-from connector.spark.types import check_fits
-from connector.write.appends import (
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import Producer
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.spark.frames.writes import decoded, encoded
+from seamark.connector.spark.source.options import flag, server_of
+from seamark.connector.spark.types import check_fits
+from seamark.connector.write.appends import (
     APPEND,
     OVERWRITE,
     OVERWRITE_PARTITIONS,
@@ -42,9 +42,9 @@ from connector.write.appends import (
     destination,
     write_batches,
 )
-from metaserver.iceberg.metadata.snapshot import MAIN
-from metaserver.iceberg.metadata.table_json import decode_table
-from metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions"})
 _QUERY_ID = "sql.streaming.queryId"
@@ -118,7 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if query is None and any(isinstance(one, SinkCommit) for one in messages):
             raise BadRequest(
                 "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
-                "foreachBatch and connector.spark.write(…, producer=(a name of the query, the batch's number))"
+                "foreachBatch and seamark.connector.spark.write(…, producer=(a name of the query, the batch's number))"
             )
         producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
         answer = self._options.into.commit(

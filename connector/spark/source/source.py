@@ -19,13 +19,13 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
-from connector.spark.source.reader import BatchReader, FilteringReader, Options, StreamReader, checked, schema_of
-from metaserver.deferred import Deferred
+from seamark.connector.spark.source.reader import BatchReader, FilteringReader, Options, StreamReader, checked, schema_of
+from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
-    from connector.spark.source import sink
+    from seamark.connector.spark.source import sink
 else:
-    sink = Deferred("connector.spark.source.sink")  # most queries only read
+    sink = Deferred("seamark.connector.spark.source.sink")  # most queries only read
 
 
 class SeamarkSource(DataSource):

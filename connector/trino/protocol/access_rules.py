@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from connector.trino.protocol.sessions import PARTITION_FILTER
-from metaserver.wire import PLAN_MARK
+from seamark.connector.trino.protocol.sessions import PARTITION_FILTER
+from seamark.metaserver.wire import PLAN_MARK
 
 _SUBQUERY = re.compile(r"\bselect\b|\btable\b", re.IGNORECASE)
 TableName = tuple[str, str, str]

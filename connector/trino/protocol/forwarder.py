@@ -23,7 +23,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 from yarl import URL
 
-from connector.trino.protocol.coordinators import Coordinator
+from seamark.connector.trino.protocol.coordinators import Coordinator
 
 HEADER_BYTES_MAX = 1 << 20
 """Of one header field, either way: prepared statements come in headers. Of a client's whole header by default."""

@@ -26,8 +26,8 @@ import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
-from connector.trino.protocol.access_rules import Verdict
-from connector.trino.protocol.forwarder import read_at_most
+from seamark.connector.trino.protocol.access_rules import Verdict
+from seamark.connector.trino.protocol.forwarder import read_at_most
 
 LOOKED_AT_BYTES = 1 << 16
 """Of an answer. One that is longer has rows."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from connector.client.errors import ClientError
-from connector.plans.async_client import Name
+from seamark.connector.client.errors import ClientError
+from seamark.connector.plans.async_client import Name
 
 IDLE_S = 1.0
 """Repeated statements share a plan for so long without the catalog having to write anything."""

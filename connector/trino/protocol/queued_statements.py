@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cache.memory import MemoryCache
-from connector.trino.protocol.plan_withdrawal import Plan
+from seamark.cache.memory import MemoryCache
+from seamark.connector.trino.protocol.plan_withdrawal import Plan
 
 _QUEUED = ["", "v1", "statement", "queued"]
 _BYTES = 16 << 20

@@ -11,7 +11,7 @@ from urllib.parse import quote_plus, unquote_plus
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from connector.plans.zones import is_utc
+from seamark.connector.plans.zones import is_utc
 
 OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from connector.trino.statements.conditions import (
+from seamark.connector.trino.statements.conditions import (
     All,
     Condition,
     ConditionReader,
@@ -30,7 +30,7 @@ from connector.trino.statements.conditions import (
     places_of,
     rejects_null,
 )
-from connector.trino.statements.scopes import Origin, Result, folded, is_exact
+from seamark.connector.trino.statements.scopes import Origin, Result, folded, is_exact
 
 _WHOLE = frozenset(("int", "long"))
 _Equal: TypeAlias = tuple[Place, Place]

@@ -18,8 +18,8 @@ from typing import ClassVar, TypeAlias
 
 from sqlglot import exp
 
-from connector.plans.quotes import quoted_name, quoted_text
-from connector.trino.statements.literals import LiteralText, written
+from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.trino.statements.literals import LiteralText, written
 
 Place: TypeAlias = tuple[int, str]
 """The number of a source within its block, and the name of a column."""

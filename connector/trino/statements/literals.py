@@ -19,7 +19,7 @@ from decimal import Context, Decimal
 
 from sqlglot import exp
 
-from connector.plans.quotes import quoted_text
+from seamark.connector.plans.quotes import quoted_text
 
 LOCAL, ZONED = "local", "zoned"
 _Type = exp.DataType.Type

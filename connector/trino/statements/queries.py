@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from connector.trino.statements.blocks import Block, BlockSource, JoinedSource, Tree
-from connector.trino.statements.conditions import ConditionReader
-from connector.trino.statements.lexer import Unclear
-from connector.trino.statements.scopes import (
+from seamark.connector.trino.statements.blocks import Block, BlockSource, JoinedSource, Tree
+from seamark.connector.trino.statements.conditions import ConditionReader
+from seamark.connector.trino.statements.lexer import Unclear
+from seamark.connector.trino.statements.scopes import (
     Columns,
     Combined,
     Cut,

@@ -28,10 +28,10 @@ from itertools import pairwise
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from connector.plans.quotes import quoted_name
-from connector.plans.scan import Join, Scan
-from connector.plans.splices import Replacement
-from connector.trino.statements.conditions import (
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.scan import Join, Scan
+from seamark.connector.plans.splices import Replacement
+from seamark.connector.trino.statements.conditions import (
     All,
     Atom,
     ColumnComparison,
@@ -41,10 +41,10 @@ from connector.trino.statements.conditions import (
     sql_of,
     weakened,
 )
-from connector.trino.statements.lexer import Inner, Unclear, inner_query
-from connector.trino.statements.literals import LOCAL, ZONED
-from connector.trino.statements.queries import ColumnsOf, Queries
-from connector.trino.statements.scopes import COMPUTED, Columns, Result, Table, folded
+from seamark.connector.trino.statements.lexer import Inner, Unclear, inner_query
+from seamark.connector.trino.statements.literals import LOCAL, ZONED
+from seamark.connector.trino.statements.queries import ColumnsOf, Queries
+from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Result, Table, folded
 
 STATEMENT_MAX = 200_000
 PREDICATE_MAX = 100_000

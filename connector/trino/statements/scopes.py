@@ -19,8 +19,8 @@ from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
-from connector.trino.statements.conditions import Condition, Place, any_of, moved
-from connector.trino.statements.lexer import Unclear
+from seamark.connector.trino.statements.conditions import Condition, Place, any_of, moved
+from seamark.connector.trino.statements.lexer import Unclear
 
 Columns: TypeAlias = Mapping[str, str]
 """A table's columns in lower case, and their Iceberg types."""

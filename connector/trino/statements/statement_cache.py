@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from connector.plans.async_client import KnownTable
-from connector.plans.scan import Scan
-from connector.trino.statements.queries import Names
-from connector.trino.statements.scans import kinds, scans
-from connector.trino.statements.scopes import Columns
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.connector.plans.async_client import KnownTable
+from seamark.connector.plans.scan import Scan
+from seamark.connector.trino.statements.queries import Names
+from seamark.connector.trino.statements.scans import kinds, scans
+from seamark.connector.trino.statements.scopes import Columns
 
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000

@@ -21,16 +21,16 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cache.memory import MemoryCache
-from connector.client.errors import Refused
-from connector.plans import joins as joining
-from connector.plans.async_client import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
-from connector.plans.joins import Partner, PlannedScan
-from connector.plans.plan_requests import Asking, Plans, without
-from connector.plans.quotes import quoted_name
-from connector.trino.statements.queries import Names
-from connector.trino.statements.scopes import COMPUTED
-from connector.trino.statements.statement_cache import StatementReader, StatementText
+from seamark.cache.memory import MemoryCache
+from seamark.connector.client.errors import Refused
+from seamark.connector.plans import joins as joining
+from seamark.connector.plans.async_client import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
+from seamark.connector.plans.joins import Partner, PlannedScan
+from seamark.connector.plans.plan_requests import Asking, Plans, without
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.trino.statements.queries import Names
+from seamark.connector.trino.statements.scopes import COMPUTED
+from seamark.connector.trino.statements.statement_cache import StatementReader, StatementText
 
 DEPTH_MAX = 8
 """Views within views. Trino makes none that reads itself; others who write to the catalog may."""

@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.access.principal import RANKS, Role, make_grant
-from metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
-from metaserver.api.http.describe import Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, PRINCIPAL, STORE
-from metaserver.api.http.paging import PAGING, page_schema, paging
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, allow_somewhere, read_json
-from metaserver.errors import BadRequest
-from metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
-from metaserver.wire import check_name, parse_namespace
+from seamark.metaserver.access.principal import RANKS, Role, make_grant
+from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, PRINCIPAL, STORE
+from seamark.metaserver.api.http.paging import PAGING, page_schema, paging
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
+from seamark.metaserver.wire import check_name, parse_namespace
 
 _NAMES = {"type": "array", "items": {"type": "string"}, "description": "The levels; none for the whole catalog."}
 _ROLE = {"enum": list(RANKS)}

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
-from metaserver.api.admin.readiness import Readiness
-from metaserver.api.http.describe import ResponseSpec, describe
-from metaserver.api.http.keys import DRAIN, OBJECTS, STORE
-from metaserver.errors import SeamarkError
-from metaserver.wire import encode_json
+from seamark.metaserver.api.admin.readiness import Readiness
+from seamark.metaserver.api.http.describe import ResponseSpec, describe
+from seamark.metaserver.api.http.keys import DRAIN, OBJECTS, STORE
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.wire import encode_json
 
 PING_TIMEOUT_S = 2.0
 """Below one second or so, after which most probes fail."""

@@ -24,13 +24,13 @@ from urllib.parse import parse_qsl, unquote_plus
 
 from aiohttp import web
 
-from metaserver.access.authenticator import Authenticator, Login
-from metaserver.access.tokens import PREFIX
-from metaserver.api.http.describe import ResponseSpec, describe
-from metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
-from metaserver.api.http.requests import read_body
-from metaserver.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
-from metaserver.wire import encode_json
+from seamark.metaserver.access.authenticator import Authenticator, Login
+from seamark.metaserver.access.tokens import PREFIX
+from seamark.metaserver.api.http.describe import ResponseSpec, describe
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
+from seamark.metaserver.api.http.requests import read_body
+from seamark.metaserver.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
+from seamark.metaserver.wire import encode_json
 
 _FIELDS_MAX = 32
 _FORM = "application/x-www-form-urlencoded"

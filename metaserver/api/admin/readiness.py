@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from metaserver.clock import Clock
-from metaserver.errors import CommitConflict, SeamarkError
-from metaserver.settings import Settings
-from metaserver.store.port import PointerStore, TakeLease
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import CommitConflict, SeamarkError
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import PointerStore, TakeLease
 
 INTERVAL_S = 5.0
 """How long a positive answer is cached; a negative answer for a fifth of it."""

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.idempotency import HEADER, once
-from metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.indexes.index_state import READER
-from metaserver.catalog.commit import moved_on
-from metaserver.catalog.values import Caller
-from metaserver.commits.change import (
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.idempotency import HEADER, once
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.indexes.index_state import READER
+from seamark.metaserver.catalog.commit import moved_on
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commits.change import (
     ISOLATIONS,
     OPERATIONS,
     WRITTEN,
@@ -28,13 +28,13 @@ from metaserver.commits.change import (
     ChangeRequest,
     read_request,
 )
-from metaserver.commits.group_commit import CommitResult
-from metaserver.errors import BadRequest, NotFound
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.files.definitions import of_id
-from metaserver.index.files.registration import read_index_file
-from metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
-from metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
+from seamark.metaserver.commits.group_commit import CommitResult
+from seamark.metaserver.errors import BadRequest, NotFound
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.files.definitions import of_id
+from seamark.metaserver.index.files.registration import read_index_file
+from seamark.metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
 """Index files of one change that are read concurrently."""

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import AUTHORIZER, CATALOG, PRINCIPAL
-from metaserver.api.http.paging import PAGING, page_schema, paging
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, allow_somewhere, caller, path_name, path_namespace, read_body
-from metaserver.catalog.dropped import no_such_dropped
-from metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
-from metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, PRINCIPAL
+from seamark.metaserver.api.http.paging import PAGING, page_schema, paging
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, allow_somewhere, caller, path_name, path_namespace, read_body
+from seamark.metaserver.catalog.dropped import no_such_dropped
+from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
+from seamark.metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
 
 _ENTRY: dict[str, Any] = {
     "kind": {"enum": [kind.value for kind in EntryKind]},

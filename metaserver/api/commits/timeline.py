@@ -16,18 +16,18 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from metaserver.access.principal import Role
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.errors import error_body
-from metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, PRINCIPAL, REQUEST_ID, SETTINGS, STORE, TIMELINE
-from metaserver.api.http.paging import page_size
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, may_do, may_see, path_name, path_namespace, recheck
-from metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
-from metaserver.store.port import POSITION, EntryKind, Instant, InstantFilter, InstantState, NamespacePath, PointerStore
-from metaserver.timeline.timeline import Timeline, Watcher
-from metaserver.timeline.webhooks import instant_json
-from metaserver.wire import check_name, encode_json, show
+from seamark.metaserver.access.principal import Role
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.errors import error_body
+from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, PRINCIPAL, REQUEST_ID, SETTINGS, STORE, TIMELINE
+from seamark.metaserver.api.http.paging import page_size
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, may_do, may_see, path_name, path_namespace, recheck
+from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
+from seamark.metaserver.store.port import POSITION, EntryKind, Instant, InstantFilter, InstantState, NamespacePath, PointerStore
+from seamark.metaserver.timeline.timeline import Timeline, Watcher
+from seamark.metaserver.timeline.webhooks import instant_json
+from seamark.metaserver.wire import check_name, encode_json, show
 
 _log = structlog.get_logger("seamark.timeline")
 _STATES = frozenset(state.value for state in InstantState)

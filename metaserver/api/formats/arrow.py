@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from aiohttp import web
 
-from metaserver.errors import NotAcceptable, TooLarge
-from metaserver.iceberg.expressions.arrow import plain_type
-from metaserver.iceberg.types.types import base_name
-from metaserver.index.blocks.packing import MISSING, Longs
-from metaserver.planner.lookup.lookup import Strings
+from seamark.metaserver.errors import NotAcceptable, TooLarge
+from seamark.metaserver.iceberg.expressions.arrow import plain_type
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.planner.lookup.lookup import Strings
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _JSON_RANGES = ("application/json", "application/*", "*/*")

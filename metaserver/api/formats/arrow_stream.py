@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from metaserver.planner.lookup import _lookup
-from metaserver.planner.lookup.lookup import IntegerColumn
+from seamark.metaserver.planner.lookup import _lookup
+from seamark.metaserver.planner.lookup.lookup import IntegerColumn
 
 _ALIGNMENT = 8
 _CONTINUES = b"\xff\xff\xff\xff"

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaserver.api.formats import arrow
-from metaserver.api.formats.arrow_stream import Columns
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
-from metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
-from metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
-from metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
-from metaserver.planner.lookup.prefix import field_kind
-from metaserver.planner.scan.scan import Scan
-from metaserver.wire import encode_json as to_json
+from seamark.metaserver.api.formats import arrow
+from seamark.metaserver.api.formats.arrow_stream import Columns
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
+from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
+from seamark.metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
+from seamark.metaserver.planner.lookup.prefix import field_kind
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.wire import encode_json as to_json
 
 CONTENTS = ("data", "position-deletes", "equality-deletes")
 _INTEGER = {"type": ["integer", "null"]}

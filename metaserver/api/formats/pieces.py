@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 from isal import isal_zlib
 
-from metaserver.api.http.keys import CLOCK, REQUEST_ID
-from metaserver.api.http.render import GZIP_FROM_BYTES, accepts_gzip
+from seamark.metaserver.api.http.keys import CLOCK, REQUEST_ID
+from seamark.metaserver.api.http.render import GZIP_FROM_BYTES, accepts_gzip
 
 STREAM_FROM_BYTES = 4 << 20
 """Answers are buffered up to this size and streamed beyond it."""

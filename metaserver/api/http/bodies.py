@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from metaserver.api.http.content_codings import Inflater, coding_of
-from metaserver.api.http.describe import description_of
-from metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
-from metaserver.api.http.slots import RequestSlot
-from metaserver.connections import Connection
-from metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
-from metaserver.settings import Settings
-from metaserver.wire import decode_as
+from seamark.metaserver.api.http.content_codings import Inflater, coding_of
+from seamark.metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.slots import RequestSlot
+from seamark.metaserver.connections import Connection
+from seamark.metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.wire import decode_as
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from metaserver.api.http.describe import Handler
-from metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.api.http.describe import Handler
+from seamark.metaserver.api.http.keys import SETTINGS
 
 _PREFIXED = "/v1/{prefix}/"
 _VARIABLE = re.compile(r"\{([\w-]+)\}")

@@ -12,9 +12,9 @@ import re
 
 from aiohttp import web
 
-from metaserver.api.http.content_codings import ACCEPTED
-from metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge, UnsupportedMediaType
-from metaserver.wire import encode_json
+from seamark.metaserver.api.http.content_codings import ACCEPTED
+from seamark.metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge, UnsupportedMediaType
+from seamark.metaserver.wire import encode_json
 
 _EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
 _TYPES = {

@@ -16,13 +16,13 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.bodies import QUICK_BYTES
-from metaserver.api.http.errors import from_seamark_error
-from metaserver.api.http.keys import CATALOG, CLOCK, PRINCIPAL, SETTINGS, STORE
-from metaserver.api.http.requests import caller, read_body
-from metaserver.catalog.quotas import Quota
-from metaserver.catalog.values import Caller, IdempotencyKey
-from metaserver.errors import (
+from seamark.metaserver.api.http.bodies import QUICK_BYTES
+from seamark.metaserver.api.http.errors import from_seamark_error
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PRINCIPAL, SETTINGS, STORE
+from seamark.metaserver.api.http.requests import caller, read_body
+from seamark.metaserver.catalog.quotas import Quota
+from seamark.metaserver.catalog.values import Caller, IdempotencyKey
+from seamark.metaserver.errors import (
     BadRequest,
     CommitConflict,
     CommitUnknown,
@@ -33,7 +33,7 @@ from metaserver.errors import (
     Unauthenticated,
     Unprocessable,
 )
-from metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdempotency
+from seamark.metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdempotency
 
 HEADER = "Idempotency-Key"
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)

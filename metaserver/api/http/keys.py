@@ -10,24 +10,24 @@ import asyncio
 
 from aiohttp import web
 
-from metaserver.access.audit import AuditLog
-from metaserver.access.authenticator import Authenticator
-from metaserver.access.authorizer import Authorizer
-from metaserver.access.keyring import Keyring
-from metaserver.access.page_tokens import PageTokens
-from metaserver.access.principal import Principal
-from metaserver.api.http.slots import Bounds
-from metaserver.catalog.catalog import Catalog
-from metaserver.clock import Clock
-from metaserver.commits.group_commit import Commits
-from metaserver.index.files.indexes import Indexes
-from metaserver.index.files.registry import Registry
-from metaserver.index.files.usage import Usage
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.plan.planner import Planner
-from metaserver.settings import Settings
-from metaserver.store.port import PointerStore
-from metaserver.timeline.timeline import Timeline
+from seamark.metaserver.access.audit import AuditLog
+from seamark.metaserver.access.authenticator import Authenticator
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.api.http.slots import Bounds
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.commits.group_commit import Commits
+from seamark.metaserver.index.files.indexes import Indexes
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
 
 SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
 CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)

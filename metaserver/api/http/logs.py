@@ -16,8 +16,8 @@ from typing import Any
 
 import structlog
 
-from metaserver.settings import Settings
-from metaserver.wire import encode_json
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.wire import encode_json
 
 
 def configure_logging(settings: Settings, worker: int | None = None) -> None:

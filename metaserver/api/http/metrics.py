@@ -20,7 +20,7 @@ import prometheus_client as prometheus
 from aiohttp import web
 from prometheus_client import multiprocess
 
-from metaserver.errors import CommitConflict, CommitUnknown
+from seamark.metaserver.errors import CommitConflict, CommitUnknown
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -16,16 +16,16 @@ from aiohttp.typedefs import Handler, Middleware
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from metaserver.access.principal import ANONYMOUS, Principal
-from metaserver.access.refusals import Refusals
-from metaserver.api.http.bodies import PLACE, end_unread
-from metaserver.api.http.describe import Description, description_of
-from metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
-from metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
-from metaserver.api.http.parts import ServerParts
-from metaserver.api.http.slots import Bounds, RequestSlot
-from metaserver.clock import Clock
-from metaserver.errors import ClientGone, SeamarkError
+from seamark.metaserver.access.principal import ANONYMOUS, Principal
+from seamark.metaserver.access.refusals import Refusals
+from seamark.metaserver.api.http.bodies import PLACE, end_unread
+from seamark.metaserver.api.http.describe import Description, description_of
+from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
+from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
+from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.api.http.slots import Bounds, RequestSlot
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import ClientGone, SeamarkError
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")

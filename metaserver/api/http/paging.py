@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.describe import Parameter
-from metaserver.api.http.keys import SETTINGS
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.api.http.describe import Parameter
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
 _TOKEN_VERSION = 1
 _PLACE_MAX = 2**63 - 1

@@ -17,21 +17,21 @@ from typing import cast
 
 from aiohttp import web
 
-from cache.single_flight import SingleFlight
-from metaserver.api.http.keys import CATALOG, SETTINGS
-from metaserver.api.http.plan_audience import HEADER
-from metaserver.api.http.requests import table_path
-from metaserver.catalog.documents import SnapshotMode
-from metaserver.catalog.plan_tables import LoadedPlan
-from metaserver.catalog.values import LoadedTable, LoadedView
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.metadata.table_json import encode_table
-from metaserver.objects.vending import storage_config
-from metaserver.planner.scan.request import names_are_ambiguous
-from metaserver.settings import Settings
-from metaserver.store.port import NamespacePath, ShownPlan
-from metaserver.wire import encode_json
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
+from seamark.metaserver.api.http.plan_audience import HEADER
+from seamark.metaserver.api.http.requests import table_path
+from seamark.metaserver.catalog.documents import SnapshotMode
+from seamark.metaserver.catalog.plan_tables import LoadedPlan
+from seamark.metaserver.catalog.values import LoadedTable, LoadedView
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.objects.vending import storage_config
+from seamark.metaserver.planner.scan.request import names_are_ambiguous
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import NamespacePath, ShownPlan
+from seamark.metaserver.wire import encode_json
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""

@@ -14,15 +14,15 @@ from urllib.parse import quote, unquote_to_bytes
 
 from aiohttp import web
 
-from metaserver.access.authorizer import changes
-from metaserver.api.http import bodies
-from metaserver.api.http.describe import description_of
-from metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
-from metaserver.api.http.plan_audience import audience_of
-from metaserver.catalog.values import Caller, IdempotencyKey
-from metaserver.errors import BadRequest, NoSuchTable
-from metaserver.store.port import NamespacePath
-from metaserver.wire import (
+from seamark.metaserver.access.authorizer import changes
+from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
+from seamark.metaserver.api.http.plan_audience import audience_of
+from seamark.metaserver.catalog.values import Caller, IdempotencyKey
+from seamark.metaserver.errors import BadRequest, NoSuchTable
+from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.wire import (
     NAMESPACE_SEPARATOR,
     check_changeable,
     check_name,

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from metaserver.errors import RetryLater, TooManyRequests
+from seamark.metaserver.errors import RetryLater, TooManyRequests
 
 
 class Bound:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.describe import Parameter
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.api.http.describe import Parameter
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 _DIGITS_MAX = 19
 SNAPSHOT = (

@@ -12,14 +12,14 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from metaserver.api.http.keys import CLOCK, STORE, TIMELINE
-from metaserver.api.http.requests import path_name, path_namespace
-from metaserver.api.indexes.index_state import TableIndexes, load
-from metaserver.api.indexes.indexes import defined_index
-from metaserver.errors import CommitConflict, NotFound
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.kinds.kinds import parameters
-from metaserver.store.port import Instant, InstantFilter, InstantState, MoveInstant
+from seamark.metaserver.api.http.keys import CLOCK, STORE, TIMELINE
+from seamark.metaserver.api.http.requests import path_name, path_namespace
+from seamark.metaserver.api.indexes.index_state import TableIndexes, load
+from seamark.metaserver.api.indexes.indexes import defined_index
+from seamark.metaserver.errors import CommitConflict, NotFound
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.kinds.kinds import parameters
+from seamark.metaserver.store.port import Instant, InstantFilter, InstantState, MoveInstant
 
 ACTION = "indexing"
 ABANDONED_MS = 3_600_000

@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
-from metaserver.api.http.paging import page_size
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_body, read_json
-from metaserver.api.indexes.build_state import (
+from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
+from seamark.metaserver.api.http.paging import page_size
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_body, read_json
+from seamark.metaserver.api.indexes.build_state import (
     ACTION,
     Build,
     load_build,
@@ -36,7 +36,7 @@ from metaserver.api.indexes.build_state import (
     roll_back_abandoned,
     shown,
 )
-from metaserver.api.indexes.index_state import (
+from seamark.metaserver.api.indexes.index_state import (
     READER,
     SnapshotFiles,
     load,
@@ -44,14 +44,14 @@ from metaserver.api.indexes.index_state import (
     new_files_by_snapshot,
     snapshots_named,
 )
-from metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
-from metaserver.errors import BadRequest, CommitConflict
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.registration import read_index_file
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.view.view import TableView
-from metaserver.store.port import (
+from seamark.metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.files.registration import read_index_file
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.port import (
     EntryKind,
     Instant,
     InstantState,
@@ -59,7 +59,7 @@ from metaserver.store.port import (
     RecordInstant,
     RegisteredIndexFile,
 )
-from metaserver.wire import INDEX_FOLDER, decode_as
+from seamark.metaserver.wire import INDEX_FOLDER, decode_as
 
 REGISTERED_MAX = 1000
 """The limit of index files in one request."""

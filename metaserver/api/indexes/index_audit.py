@@ -19,19 +19,19 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
-from metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
-from metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
-from metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
-from metaserver.index.files.definitions import IndexDefinition, read_definitions
-from metaserver.index.files.headers import IndexFileSummary
-from metaserver.index.files.index_file import UnknownVersion
-from metaserver.objects.port import ObjectInfo
-from metaserver.store.port import EntryKind, IndexFileState, Instant, InstantState, RecordInstant, RegisteredIndexFile
-from metaserver.wire import INDEX_FOLDER
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
+from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
+from seamark.metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
+from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
+from seamark.metaserver.index.files.headers import IndexFileSummary
+from seamark.metaserver.index.files.index_file import UnknownVersion
+from seamark.metaserver.objects.port import ObjectInfo
+from seamark.metaserver.store.port import EntryKind, IndexFileState, Instant, InstantState, RecordInstant, RegisteredIndexFile
+from seamark.metaserver.wire import INDEX_FOLDER
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000

@@ -16,18 +16,18 @@ import numpy.typing as npt
 import structlog
 from aiohttp import web
 
-from metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, REGISTRY, STORE
-from metaserver.catalog.values import LoadedTable
-from metaserver.errors import Corrupt, ObjectMissing
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.files.headers import IndexReader
-from metaserver.index.files.index_file import UnknownVersion
-from metaserver.index.files.registry import IndexFiles
-from metaserver.planner.indexes.coverage import FileIds, file_ids_of
-from metaserver.planner.lookup.lookup import lookup
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.view.view import TableView
-from metaserver.store.port import Entry, InstantFilter, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, REGISTRY, STORE
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.errors import Corrupt, ObjectMissing
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.index_file import UnknownVersion
+from seamark.metaserver.index.files.registry import IndexFiles
+from seamark.metaserver.planner.indexes.coverage import FileIds, file_ids_of
+from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.port import Entry, InstantFilter, NamespacePath, RegisteredIndexFile
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000

@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CLOCK
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
-from metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
-from metaserver.errors import BadRequest, CommitConflict
-from metaserver.index.blocks.packing import Longs
-from metaserver.planner.indexes.coverage import file_ids_of
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CLOCK
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
+from seamark.metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.indexes.coverage import file_ids_of
+from seamark.metaserver.planner.view.view import TableView
 
 FILES_MAX = 1000
 """The limit of index files in one request."""

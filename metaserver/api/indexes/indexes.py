@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, SETTINGS, USAGE
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
-from metaserver.api.indexes.index_state import (
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, USAGE
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
+from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
     TableIndexes,
@@ -32,9 +32,9 @@ from metaserver.api.indexes.index_state import (
     new_files_by_snapshot,
     snapshots_named,
 )
-from metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.files.definitions import (
+from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.files.definitions import (
     BUCKET,
     BUCKET_PREFIX,
     ENABLED,
@@ -47,9 +47,9 @@ from metaserver.index.files.definitions import (
     define,
     read_definitions,
 )
-from metaserver.index.keys.terms import Term
-from metaserver.index.kinds.kinds import KINDS, parameters, takers
-from metaserver.store.port import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.index.keys.terms import Term
+from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
+from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
 
 COMMIT_TRIES = 8
 _LISTED_FILES_MAX = 1000

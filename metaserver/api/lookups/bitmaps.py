@@ -26,37 +26,37 @@ import pyarrow as pa
 import pyroaring
 from aiohttp import web
 
-from metaserver.api.formats import arrow
-from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
-from metaserver.api.http.paging import read_token, write_token
-from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.http.snapshots import by_schema, snapshot_of
-from metaserver.api.lookups.lookups import COVERS, DELETED, paths_at
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest, TooLarge
-from metaserver.iceberg.expressions.expression import TRUE, Expression, predicates_of
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.definitions import read_definitions
-from metaserver.index.keys.keys import Bits
-from metaserver.index.kinds.bits import all_of, count, positions, roaring, words_of
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.planner.indexes.resolver import BitmapIndex
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.pruning.semantics import ComparisonSemantics
-from metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
-from metaserver.planner.rows.row_matches import PredicateMatcher, without
-from metaserver.planner.scan.request import BoundScan, ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.store.port import Entry
-from metaserver.wire import decode_json, encode_json
+from seamark.metaserver.api.formats import arrow
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
+from seamark.metaserver.api.http.paging import read_token, write_token
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.http.snapshots import by_schema, snapshot_of
+from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, paths_at
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest, TooLarge
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.metaserver.index.keys.keys import Bits
+from seamark.metaserver.index.kinds.bits import all_of, count, positions, roaring, words_of
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.planner.indexes.resolver import BitmapIndex
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
+from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
+from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.port import Entry
+from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from metaserver.iceberg.expressions import sql
+    from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 FILES_MAX = 10_000
 """The limit of one page."""

@@ -19,30 +19,30 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
-from metaserver.api.formats import arrow
-from metaserver.api.formats.arrow_body import read_stream
-from metaserver.api.formats.listings import FileListing
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
-from metaserver.api.http.requests import allow, boolean_query, parse_body, path_name, path_namespace, read_body
-from metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
-from metaserver.api.indexes.indexes import defined_index
-from metaserver.errors import BadRequest, TooLarge
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.definitions import IndexDefinition, read_definitions
-from metaserver.index.keys.keys import Keys, Mask
-from metaserver.index.keys.terms import Term, resolve
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.planner.indexes.resolver import IndexResolver
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
-from metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
-from metaserver.planner.rows.row_deletes import RowDeletes, row_ids_at
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.planner.view.view import TableView
-from metaserver.wire import decode_json, encode_json
+from seamark.metaserver.api.formats import arrow
+from seamark.metaserver.api.formats.arrow_body import read_stream
+from seamark.metaserver.api.formats.listings import FileListing
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
+from seamark.metaserver.api.http.requests import allow, boolean_query, parse_body, path_name, path_namespace, read_body
+from seamark.metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
+from seamark.metaserver.api.indexes.indexes import defined_index
+from seamark.metaserver.errors import BadRequest, TooLarge
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
+from seamark.metaserver.index.keys.keys import Keys, Mask
+from seamark.metaserver.index.keys.terms import Term, resolve
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.planner.indexes.resolver import IndexResolver
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
+from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
+from seamark.metaserver.planner.rows.row_deletes import RowDeletes, row_ids_at
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.wire import decode_json, encode_json
 
 JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20

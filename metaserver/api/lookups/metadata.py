@@ -20,8 +20,8 @@ from typing import Any
 
 from aiohttp import web
 
-from metaserver.api.formats import arrow
-from metaserver.api.formats.listings import (
+from seamark.metaserver.api.formats import arrow
+from seamark.metaserver.api.formats.listings import (
     FILE_COLUMNS,
     PARTITION_COLUMNS,
     STATS_COLUMNS,
@@ -31,20 +31,20 @@ from metaserver.api.formats.listings import (
     PartitionListing,
     items,
 )
-from metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
-from metaserver.api.http.paging import page_size, read_token, write_token
-from metaserver.api.http.requests import allow, path_name, path_namespace
-from metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.types import canonical_primitive
-from metaserver.planner.lookup.lookup import RequestedColumn, lookup
-from metaserver.planner.lookup.prefix import parse_prefix
-from metaserver.planner.scan.request import ScanRequest
-from metaserver.planner.view.view import TableView
-from metaserver.wire import encode_json
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
+from seamark.metaserver.api.http.paging import page_size, read_token, write_token
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace
+from seamark.metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.prefix import parse_prefix
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.wire import encode_json
 
 ARROW_LIMIT = 100_000
 """The limit and the default of items of an Arrow answer."""

@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
-from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
-from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.http.snapshots import snapshot_of
-from metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, evaluate_joins
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, predicates_of
-from metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.lookup.partitions import group_by_partition
-from metaserver.planner.scan.request import BoundScan, ScanRequest
-from metaserver.planner.scan.scan import IndexUse, Scan, Stage
-from metaserver.wire import decode_json, encode_json
+from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.http.snapshots import snapshot_of
+from seamark.metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, evaluate_joins
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan import IndexUse, Scan, Stage
+from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from metaserver.iceberg.expressions import sql
+    from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
-from metaserver.api.http.requests import allow
-from metaserver.api.http.snapshots import snapshot_of
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import bind
-from metaserver.iceberg.expressions.expression import TRUE, Expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
-from metaserver.planner.joins.dimensions import Dimensions, limits_of
-from metaserver.planner.joins.joins import Join, JoinFilters, JoinOutcome, Pair, join_filters, kind_of
-from metaserver.wire import check_name
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
+from seamark.metaserver.api.http.requests import allow
+from seamark.metaserver.api.http.snapshots import snapshot_of
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
+from seamark.metaserver.planner.joins.joins import Join, JoinFilters, JoinOutcome, Pair, join_filters, kind_of
+from seamark.metaserver.wire import check_name
 
 if TYPE_CHECKING:
-    from metaserver.iceberg.expressions import sql
+    from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 DEPTH_MAX = 4
 JOINS_MAX = 32

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from metaserver.access.principal import ANONYMOUS_NAME
-from metaserver.errors import TooManyRequests
-from metaserver.planner.scan.scan import Scan
+from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.errors import TooManyRequests
+from seamark.metaserver.planner.scan.scan import Scan
 
 PENDING_LIMIT = 64
 """The number of running plans that clients poll, per worker. Beyond it, the request itself waits for the plan."""

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, PRINCIPAL, SETTINGS
-from metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from metaserver.catalog.plan_tables import too_many_plans
-from metaserver.errors import BadRequest, NoSuchTable
-from metaserver.iceberg.types.reading import Int64
-from metaserver.settings import Settings
-from metaserver.wire import is_plan_name, show
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.catalog.plan_tables import too_many_plans
+from seamark.metaserver.errors import BadRequest, NoSuchTable
+from seamark.metaserver.iceberg.types.reading import Int64
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.wire import is_plan_name, show
 
 SNAPSHOTS_MAX = 1000
 _LEASE_SCHEMA: dict[str, Any] = {

@@ -16,36 +16,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, PRINCIPAL, SETTINGS
-from metaserver.api.http.plan_audience import AUDIENCE, audience_of
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, parse_body, path_name, path_namespace, read_body
-from metaserver.api.http.snapshots import snapshot_of
-from metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, add_joins, evaluate_joins
-from metaserver.api.plans.plan_leases import check_lease, granted_s
-from metaserver.catalog.plan_tables import Holder, digest_of, plan_name, shown_snapshot
-from metaserver.catalog.values import LoadedTable
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import TRUE, Expression
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.properties import metadata_folder
-from metaserver.planner.joins.joins import JoinOutcome
-from metaserver.planner.lookup.lookup import files_at, lookup
-from metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
-from metaserver.planner.scan.request import BoundScan, ScanRequest
-from metaserver.planner.scan.scan import Scan
-from metaserver.store.port import Entry, PlanTable
-from metaserver.wire import PLANS_FOLDER, decode_json
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.plan_audience import AUDIENCE, audience_of
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, parse_body, path_name, path_namespace, read_body
+from seamark.metaserver.api.http.snapshots import snapshot_of
+from seamark.metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, add_joins, evaluate_joins
+from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
+from seamark.metaserver.catalog.plan_tables import Holder, digest_of, plan_name, shown_snapshot
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import metadata_folder
+from seamark.metaserver.planner.joins.joins import JoinOutcome
+from seamark.metaserver.planner.lookup.lookup import files_at, lookup
+from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.port import Entry, PlanTable
+from seamark.metaserver.wire import PLANS_FOLDER, decode_json
 
 if TYPE_CHECKING:
-    from metaserver.iceberg.expressions import sql
+    from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 _IN_THREAD_BYTES = 4000
 """Longer requests are decoded and bound in a thread."""

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, Parameter, ResponseSpec, describe
-from metaserver.api.http.keys import AUTHORIZER, CATALOG, PRINCIPAL, SETTINGS
-from metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from metaserver.api.plans.plan_leases import check_lease, granted_s
-from metaserver.catalog.catalog import Catalog
-from metaserver.catalog.plan_tables import Holder
-from metaserver.catalog.plan_views import Place, Reader
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest, NoSuchTable, NoSuchView
-from metaserver.store.port import NamespacePath
-from metaserver.wire import check_name, show
+from seamark.metaserver.api.http.describe import NAMESPACE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.plan_tables import Holder
+from seamark.metaserver.catalog.plan_views import Place, Reader
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
+from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.wire import check_name, show
 
 if TYPE_CHECKING:
-    from metaserver.iceberg.expressions import sql
+    from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 TABLES_MAX = 64
 _IN_THREAD_CHARACTERS = 2_000

@@ -18,31 +18,31 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from cache.memory import MemoryCache
-from metaserver.api.formats.pieces import send
-from metaserver.api.http import bodies
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.keys import CATALOG, CLOCK, KEYRING, PLANNER, PRINCIPAL, SETTINGS
-from metaserver.api.http.metrics import METRICS
-from metaserver.api.http.render import DELEGATION, access_config, json_answer
-from metaserver.api.http.requests import allow, path_table, read_body, read_json
-from metaserver.api.http.snapshots import by_schema
-from metaserver.api.plans.pending import PendingPlans
-from metaserver.api.plans.pointers import PointerCache
-from metaserver.catalog.values import LoadedTable
-from metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
-from metaserver.iceberg.expressions.expression import TRUE, Expression
-from metaserver.iceberg.expressions.expression_json import parse_expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.blocks.packing import Longs
-from metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from metaserver.planner.answer.partition_text import ClientDialect, dialect_of
-from metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
-from metaserver.planner.scan.scan import Scan
-from metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
-from metaserver.store.changes import watch
-from metaserver.store.port import Entry
-from metaserver.wire import decode_json, encode_json, is_plan_name, show
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.api.formats.pieces import send
+from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, KEYRING, PLANNER, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.metrics import METRICS
+from seamark.metaserver.api.http.render import DELEGATION, access_config, json_answer
+from seamark.metaserver.api.http.requests import allow, path_table, read_body, read_json
+from seamark.metaserver.api.http.snapshots import by_schema
+from seamark.metaserver.api.plans.pending import PendingPlans
+from seamark.metaserver.api.plans.pointers import PointerCache
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
+from seamark.metaserver.planner.answer.partition_text import ClientDialect, dialect_of
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
+from seamark.metaserver.store.changes import watch
+from seamark.metaserver.store.port import Entry
+from seamark.metaserver.wire import decode_json, encode_json, is_plan_name, show
 
 LONG_FILTER_BYTES = 64 << 10
 """Longer filters are parsed in a thread."""

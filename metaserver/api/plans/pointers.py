@@ -6,9 +6,9 @@ queries the database, but only for a number that changes with each commit (`stor
 
 from __future__ import annotations
 
-from metaserver.catalog.tables import Tables
-from metaserver.store.changes import Changes
-from metaserver.store.port import Entry, NamespacePath
+from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.store.changes import Changes
+from seamark.metaserver.store.port import Entry, NamespacePath
 
 ENTRIES_LIMIT = 10_000
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api.http.endpoints import add_operations, served_endpoints
-from metaserver.api.http.keys import CATALOG, SETTINGS
-from metaserver.api.http.render import PLANNING_MODE, json_answer
-from metaserver.errors import BadRequest, NoSuchWarehouse
-from metaserver.objects.locations import parse_location
+from seamark.metaserver.api.http.endpoints import add_operations, served_endpoints
+from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
+from seamark.metaserver.api.http.render import PLANNING_MODE, json_answer
+from seamark.metaserver.errors import BadRequest, NoSuchWarehouse
+from seamark.metaserver.objects.locations import parse_location
 
 
 async def get_config(request: web.Request) -> web.Response:

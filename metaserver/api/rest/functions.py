@@ -6,13 +6,13 @@ from typing import Any
 
 from aiohttp import web
 
-from metaserver.api.http.describe import NAMESPACE, Parameter, ResponseSpec, describe
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.keys import CATALOG
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, caller, page_query, path_name, path_namespace, read_json
-from metaserver.catalog.values import LoadedFunction
-from metaserver.wire import encode_json
+from seamark.metaserver.api.http.describe import NAMESPACE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, caller, page_query, path_name, path_namespace, read_json
+from seamark.metaserver.catalog.values import LoadedFunction
+from seamark.metaserver.wire import encode_json
 
 
 async def list_functions(request: web.Request) -> web.Response:

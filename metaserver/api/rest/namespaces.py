@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.idempotency import once
-from metaserver.api.http.keys import CATALOG
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, allow_somewhere, may_see, page_query, path_namespace, read_json
-from metaserver.catalog.values import Caller, PropertyChanges
-from metaserver.errors import NoSuchNamespace
-from metaserver.store.port import Namespace
-from metaserver.wire import check_namespace, parse_namespace, show
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, allow_somewhere, may_see, page_query, path_namespace, read_json
+from seamark.metaserver.catalog.values import Caller, PropertyChanges
+from seamark.metaserver.errors import NoSuchNamespace
+from seamark.metaserver.store.port import Namespace
+from seamark.metaserver.wire import check_namespace, parse_namespace, show
 
 
 class _CreateNamespace(msgspec.Struct):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.idempotency import once
-from metaserver.api.http.keys import CATALOG
-from metaserver.api.http.requests import allow, allow_somewhere, read_json
-from metaserver.catalog.tables import Tables
-from metaserver.catalog.values import Caller, TableIdentifier
-from metaserver.catalog.views import Views
-from metaserver.wire import check_name, check_namespace
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
+from seamark.metaserver.catalog.tables import Tables
+from seamark.metaserver.catalog.values import Caller, TableIdentifier
+from seamark.metaserver.catalog.views import Views
+from seamark.metaserver.wire import check_name, check_namespace
 
 
 class _Rename(msgspec.Struct):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from metaserver.api.plans import planning
-from metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
+from seamark.metaserver.api.plans import planning
+from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 
 
 def add_routes(app: web.Application) -> None:

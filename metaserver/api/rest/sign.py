@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
-from metaserver.api.http.render import json_answer
-from metaserver.api.http.requests import allow, may_write, path_name, path_namespace, read_json
-from metaserver.deferred import Deferred
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
+from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.requests import allow, may_write, path_name, path_namespace, read_json
+from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
-    from metaserver.objects import signing
+    from seamark.metaserver.objects import signing
 else:
-    signing = Deferred("metaserver.objects.signing")
+    signing = Deferred("seamark.metaserver.objects.signing")
 
 
 async def sign_request(request: web.Request) -> web.Response:

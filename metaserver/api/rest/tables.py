@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from cache.single_flight import SingleFlight
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.idempotency import once
-from metaserver.api.http.keys import CATALOG, SETTINGS
-from metaserver.api.http.plan_audience import audience_of
-from metaserver.api.http.render import (
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
+from seamark.metaserver.api.http.plan_audience import audience_of
+from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
     commit_answer,
@@ -24,7 +24,7 @@ from metaserver.api.http.render import (
     table_etag,
     unregistered_answer,
 )
-from metaserver.api.http.requests import (
+from seamark.metaserver.api.http.requests import (
     allow,
     boolean_query,
     caller,
@@ -34,12 +34,12 @@ from metaserver.api.http.requests import (
     read_body,
     read_json,
 )
-from metaserver.catalog.documents import SnapshotMode
-from metaserver.catalog.values import Caller, CreateTable, LoadedTable
-from metaserver.errors import NoSuchTable, TooLarge
-from metaserver.objects.vending import VENDED
-from metaserver.store.port import NamespacePath
-from metaserver.wire import is_plan_name, show
+from seamark.metaserver.catalog.documents import SnapshotMode
+from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
+from seamark.metaserver.errors import NoSuchTable, TooLarge
+from seamark.metaserver.objects.vending import VENDED
+from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.wire import is_plan_name, show
 
 
 class _CreateTable(msgspec.Struct, rename="kebab"):

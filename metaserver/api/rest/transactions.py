@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.idempotency import once
-from metaserver.api.http.keys import CATALOG
-from metaserver.api.http.requests import allow, allow_somewhere, read_json
-from metaserver.catalog.values import Caller, TableChange
-from metaserver.errors import BadRequest
-from metaserver.wire import check_namespace
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
+from seamark.metaserver.catalog.values import Caller, TableChange
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.wire import check_namespace
 
 
 class _Identifier(msgspec.Struct):

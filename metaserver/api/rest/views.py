@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from metaserver.api.http.endpoints import add_operations
-from metaserver.api.http.idempotency import once
-from metaserver.api.http.keys import CATALOG
-from metaserver.api.http.plan_audience import audience_of
-from metaserver.api.http.render import json_answer, view_answer
-from metaserver.api.http.requests import allow, page_query, path_name, path_namespace, read_json
-from metaserver.catalog.values import Caller, CreateView, LoadedView
-from metaserver.errors import NoSuchView
-from metaserver.wire import is_plan_name, show
+from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.plan_audience import audience_of
+from seamark.metaserver.api.http.render import json_answer, view_answer
+from seamark.metaserver.api.http.requests import allow, page_query, path_name, path_namespace, read_json
+from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
+from seamark.metaserver.errors import NoSuchView
+from seamark.metaserver.wire import is_plan_name, show
 
 
 class _CreateView(msgspec.Struct, rename="kebab"):

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from metaserver.iceberg.types.schema import ListType, MapType, StructType, Type
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import Value, decimal_precision, decimal_scale, fixed_length
+from seamark.metaserver.iceberg.types.schema import ListType, MapType, StructType, Type
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import Value, decimal_precision, decimal_scale, fixed_length
 
 _UUID_BYTES = 16
 _PLAIN = {

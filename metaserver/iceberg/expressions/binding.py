@@ -22,8 +22,8 @@ from math import copysign
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     Always,
@@ -37,11 +37,11 @@ from metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from metaserver.iceberg.expressions.literals import FINITE_MAX, Above, Below, Between, Literal, parse_literal
-from metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
-from metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
-from metaserver.iceberg.types.types import canonical_primitive
-from metaserver.iceberg.types.values import FLOATS, Value, decimal_precision, decimal_scale
+from seamark.metaserver.iceberg.expressions.literals import FINITE_MAX, Above, Below, Between, Literal, parse_literal
+from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
+from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.iceberg.types.values import FLOATS, Value, decimal_precision, decimal_scale
 
 _WIDTH_DIGITS = 10
 """Digits of the widest truncation, 2³¹ - 1."""

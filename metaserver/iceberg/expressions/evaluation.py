@@ -17,8 +17,8 @@ from math import copysign, isnan
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.types.values import Value
 
 NULL_MATCHES = frozenset({Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN})
 

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.iceberg.types.values import Value
 
 
 class Op(StrEnum):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     Always,
@@ -28,8 +28,8 @@ from metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from metaserver.iceberg.types.transforms import IDENTITY, canonical
-from metaserver.iceberg.types.values import encode_json
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical
+from seamark.metaserver.iceberg.types.values import encode_json
 
 DEPTH_MAX = 100
 """Default limit of nesting levels. A level takes three stack frames, here and in binding."""

@@ -25,9 +25,9 @@ from decimal import Decimal
 from typing import TypeAlias
 from uuid import UUID
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import (
     INT_MAX,
     INT_MIN,
     LONG_MAX,

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from metaserver.iceberg.expressions.binding import OPPOSITE
-from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions.expression import (
+from seamark.metaserver.iceberg.expressions.binding import OPPOSITE
+from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     Always,
@@ -38,7 +38,7 @@ from metaserver.iceberg.expressions.expression import (
     any_of,
     replaced,
 )
-from metaserver.iceberg.expressions.ranges import (
+from seamark.metaserver.iceberg.expressions.ranges import (
     Range,
     backwards,
     complement,
@@ -47,8 +47,8 @@ from metaserver.iceberg.expressions.ranges import (
     is_rounded,
     next_value,
 )
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.transforms import (
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.transforms import (
     IDENTITY,
     VOID,
     accepts,
@@ -59,7 +59,7 @@ from metaserver.iceberg.types.transforms import (
     values_type,
     width_of,
 )
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.iceberg.types.values import Value
 
 RANGES_MAX = 200
 """Ranges per predicate on a transform; Java also stops at 200 values of an `in`."""

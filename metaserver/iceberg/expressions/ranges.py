@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from metaserver.iceberg.types.transforms import (
+from seamark.metaserver.iceberg.types.transforms import (
     INTEGER_BITS,
     UNITS_PER_DAY,
     first_day,
@@ -21,7 +21,7 @@ from metaserver.iceberg.types.transforms import (
     result_type,
     width_of,
 )
-from metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.types import base_name
 
 CALENDAR = frozenset({"year", "month", "day", "hour"})
 Prefix = TypeVar("Prefix", str, bytes)

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from metaserver.iceberg.expressions.evaluation import may_match, must_match
-from metaserver.iceberg.expressions.expression import (
+from seamark.metaserver.iceberg.expressions.evaluation import may_match, must_match
+from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     And,
@@ -24,12 +24,12 @@ from metaserver.iceberg.expressions.expression import (
     any_of,
     predicates_of,
 )
-from metaserver.iceberg.expressions.projection import ProjectedExpression, project
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import INTS, LONGS, TIMESTAMPS, Value
+from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, project
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import INTS, LONGS, TIMESTAMPS, Value
 
 _Partition: TypeAlias = Mapping[int, Value | None]
 

@@ -25,13 +25,13 @@ from sqlglot import exp, tokens
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, Expression, Op, Unbound, all_of, any_of
-from metaserver.iceberg.expressions.sql_literals import SqlLiteral, Unfit, fitted, literal_of
-from metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
-from metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type
-from metaserver.iceberg.types.types import base_name, canonical_primitive
-from metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, Expression, Op, Unbound, all_of, any_of
+from seamark.metaserver.iceberg.expressions.sql_literals import SqlLiteral, Unfit, fitted, literal_of
+from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
+from seamark.metaserver.iceberg.types.values import FLOATS
 
 TEXT_MAX = 100_000
 _SHOWN_MAX = 200

@@ -12,9 +12,9 @@ from decimal import Decimal, InvalidOperation
 
 from sqlglot import exp
 
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import decimal_precision, decimal_scale, fixed_length, round_to
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import decimal_precision, decimal_scale, fixed_length, round_to
 
 _Type = exp.DataType.Type
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)\s*", re.ASCII)

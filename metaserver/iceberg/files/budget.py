@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaserver.deferred import Deferred
-from metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

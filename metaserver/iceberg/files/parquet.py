@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from metaserver.deferred import Deferred
+from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from metaserver.iceberg.files import thrift
-from metaserver.iceberg.files.budget import Budget, expanded_bytes
-from metaserver.iceberg.files.parquet import Place, Unreadable, column_of, dotted
+from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files.budget import Budget, expanded_bytes
+from seamark.metaserver.iceberg.files.parquet import Place, Unreadable, column_of, dotted
 
 Longs = npt.NDArray[np.int64]
 

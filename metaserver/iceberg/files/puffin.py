@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from metaserver.errors import Corrupt
+from seamark.metaserver.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
 """Contiguous bytes to write, with itemsize 1."""

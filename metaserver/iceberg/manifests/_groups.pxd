@@ -8,8 +8,8 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp
 
-from metaserver.iceberg.manifests._avro cimport FINE, NOT_32_BITS, OUT_OF_MEMORY, TOO_MANY_COLUMNS
-from metaserver.iceberg.manifests._memory cimport retake
+from seamark.metaserver.iceberg.manifests._avro cimport FINE, NOT_32_BITS, OUT_OF_MEMORY, TOO_MANY_COLUMNS
+from seamark.metaserver.iceberg.manifests._memory cimport retake
 
 cdef enum:
     COLUMNS_MAX = 1 << 17  # distinct column ids in one file

@@ -14,18 +14,18 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from metaserver.iceberg.manifests._avro cimport (
+from seamark.metaserver.iceberg.manifests._avro cimport (
     BAD_BOOLEAN, BAD_ENUM, BAD_UNION, FINE, LEFT_OVER, NEGATIVE, NOT_32_BITS, NOT_64_BITS, NOT_UTF8, NULL_ELEMENT,
     OUT_OF_MEMORY, TOO_LONG, TOO_MANY_COLUMNS, TOO_MANY_ROWS, TRUNCATED, is_utf8, read_count, read_length, read_long,
 )
-from metaserver.iceberg.manifests._groups cimport (
+from seamark.metaserver.iceberg.manifests._groups cimport (
     SCRATCH_MAX, Group, Slots, append_by_column, grow, grow_twice, rehash, row_width, scatter, slot_of, transpose,
 )
-from metaserver.iceberg.manifests._memory cimport Memory, give, take
+from seamark.metaserver.iceberg.manifests._memory cimport Memory, give, take
 
 import numpy as np
 
-from metaserver.errors import Corrupt
+from seamark.metaserver.errors import Corrupt
 
 MISSING = -(2**63)
 """Stands in columns of int64 for null, and for what a writer's schema does not have."""

@@ -18,8 +18,8 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests._memory import Memory
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests._memory import Memory
 
 _MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests._manifest import OPS, Program
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests._manifest import OPS, Program
 
 _DEPTH_MAX = 64
 _NODES_MAX = 20_000

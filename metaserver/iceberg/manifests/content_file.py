@@ -15,16 +15,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types import values
-from metaserver.iceberg.types.reading import Int32
-from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from metaserver.iceberg.types.schema import StructType, Type, is_primitive, type_name
-from metaserver.iceberg.types.transforms import VOID, canonical, is_known, values_type
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types import values
+from seamark.metaserver.iceberg.types.reading import Int32
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.metaserver.iceberg.types.schema import StructType, Type, is_primitive, type_name
+from seamark.metaserver.iceberg.types.transforms import VOID, canonical, is_known, values_type
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import Value
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 UNKNOWN = "unknown"

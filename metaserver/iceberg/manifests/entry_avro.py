@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import msgspec
 from isal import isal_zlib
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.manifests.content_file import UNKNOWN, decimal_bytes
-from metaserver.iceberg.metadata import properties as props
-from metaserver.iceberg.metadata.partition import PartitionField
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import INT_MAX, INT_MIN, decimal_precision, decimal_scale, fixed_length
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import UNKNOWN, decimal_bytes
+from seamark.metaserver.iceberg.metadata import properties as props
+from seamark.metaserver.iceberg.metadata.partition import PartitionField
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import INT_MAX, INT_MIN, decimal_precision, decimal_scale, fixed_length
 
 AVRO_COMPRESSION = "write.avro.compression-codec"
 AVRO_COMPRESSION_LEVEL = "write.avro.compression-level"

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests._manifest import MISSING, execute
-from metaserver.iceberg.manifests.avro import Container, read_container
-from metaserver.iceberg.manifests.avro_schema import (
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests._manifest import MISSING, execute
+from seamark.metaserver.iceberg.manifests.avro import Container, read_container
+from seamark.metaserver.iceberg.manifests.avro_schema import (
     ByColumn,
     Compiled,
     Long,
@@ -32,7 +32,7 @@ from metaserver.iceberg.manifests.avro_schema import (
     Text,
     compile_schema,
 )
-from metaserver.iceberg.manifests.avro_schema import Elements as ElementsOf
+from seamark.metaserver.iceberg.manifests.avro_schema import Elements as ElementsOf
 
 CountsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]]
 BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]]

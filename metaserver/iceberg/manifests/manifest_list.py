@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 from uuid import UUID
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests._manifest import MISSING
-from metaserver.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import (
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests._manifest import MISSING
+from seamark.metaserver.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import (
     FLOATS,
     INTS,
     LONG_MAX,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 
 Longs = NDArray[np.int64]
 _OBJECT_BYTES = 300

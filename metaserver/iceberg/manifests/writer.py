@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.manifests.content_file import DATA, ContentFile, partition_types
-from metaserver.iceberg.manifests.entry_avro import codec_of, entry_record, list_record, write_container
-from metaserver.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
-from metaserver.iceberg.manifests.manifest_list import content_files, numbers
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.values import FLOATS, Value, encode
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.content_file import DATA, ContentFile, partition_types
+from seamark.metaserver.iceberg.manifests.entry_avro import codec_of, entry_record, list_record, write_container
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
+from seamark.metaserver.iceberg.manifests.manifest_list import content_files, numbers
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.values import FLOATS, Value, encode
 
 EXISTING, ADDED, DELETED = 0, 1, 2
 DATA_MANIFEST, DELETE_MANIFEST = 0, 1

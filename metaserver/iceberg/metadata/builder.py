@@ -14,18 +14,18 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from metaserver.errors import BadRequest, CommitConflict
-from metaserver.iceberg.metadata import partition, sort_order
-from metaserver.iceberg.metadata.metadata import (
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.iceberg.metadata import partition, sort_order
+from seamark.metaserver.iceberg.metadata.metadata import (
     CLOCK_SKEW_MS,
     FORMAT_VERSION_MAX,
     ROW_LINEAGE_MIN_FORMAT_VERSION,
     TableMetadata,
     check_invariants,
 )
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.properties import unreserved
-from metaserver.iceberg.metadata.snapshot import (
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.properties import unreserved
+from seamark.metaserver.iceberg.metadata.snapshot import (
     MAIN,
     EncryptedKey,
     PartitionStatisticsFile,
@@ -34,9 +34,9 @@ from metaserver.iceberg.metadata.snapshot import (
     SnapshotRef,
     StatisticsFile,
 )
-from metaserver.iceberg.metadata.sort_order import SortOrder
-from metaserver.iceberg.types import schema as schemas
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.types import schema as schemas
+from seamark.metaserver.iceberg.types.schema import Schema
 
 LAST_ADDED = -1
 

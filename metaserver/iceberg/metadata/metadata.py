@@ -10,10 +10,10 @@ from functools import cached_property
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata import properties as props
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.metadata.snapshot import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata import properties as props
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.metadata.snapshot import (
     MAIN,
     EncryptedKey,
     MetadataLogEntry,
@@ -23,8 +23,8 @@ from metaserver.iceberg.metadata.snapshot import (
     SnapshotRef,
     StatisticsFile,
 )
-from metaserver.iceberg.metadata.sort_order import SortOrder
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.types.schema import Schema
 
 FORMAT_VERSION_DEFAULT = 2
 FORMAT_VERSION_MAX = 3

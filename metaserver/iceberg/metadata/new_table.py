@@ -10,15 +10,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata import partition, sort_order
-from metaserver.iceberg.metadata import properties as props
-from metaserver.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSION_MAX, TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec, PartitionSpecInput
-from metaserver.iceberg.metadata.sort_order import SortOrder
-from metaserver.iceberg.types import schema as schemas
-from metaserver.iceberg.types.reading import read
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata import partition, sort_order
+from seamark.metaserver.iceberg.metadata import properties as props
+from seamark.metaserver.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSION_MAX, TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec, PartitionSpecInput
+from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.types import schema as schemas
+from seamark.metaserver.iceberg.types.reading import read
+from seamark.metaserver.iceberg.types.schema import Schema
 
 _SCHEMA_ID = 0
 _SPEC_ID = 0

@@ -11,10 +11,10 @@ from functools import cached_property
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.reading import Int32
-from metaserver.iceberg.types.schema import Schema, StructType, is_primitive, type_name
-from metaserver.iceberg.types.transforms import VOID, accepts, canonical
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.reading import Int32
+from seamark.metaserver.iceberg.types.schema import Schema, StructType, is_primitive, type_name
+from seamark.metaserver.iceberg.types.transforms import VOID, accepts, canonical
 
 FIELD_ID_START = 1000
 """The first partition field id; an unpartitioned table's last-partition-id is one less."""

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.schema import Schema
 
 FORMAT_VERSION = "format-version"
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"

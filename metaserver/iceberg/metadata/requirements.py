@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from metaserver.errors import BadRequest, CommitConflict
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.reading import Int32, Int64, read
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.reading import Int32, Int64, read
 
 
 class Requirement(msgspec.Struct, frozen=True, rename="kebab"):

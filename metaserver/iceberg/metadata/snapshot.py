@@ -10,8 +10,8 @@ import binascii
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.reading import Int32, Int64
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.reading import Int32, Int64
 
 MAIN = "main"
 

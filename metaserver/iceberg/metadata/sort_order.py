@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.reading import Int32
-from metaserver.iceberg.types.schema import Schema, is_primitive, type_name
-from metaserver.iceberg.types.transforms import accepts, canonical
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.reading import Int32
+from seamark.metaserver.iceberg.types.schema import Schema, is_primitive, type_name
+from seamark.metaserver.iceberg.types.transforms import accepts, canonical
 
 
 class SortField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.metadata.metadata import FORMAT_VERSION_MAX, TableMetadata, check_invariants
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec, numbered
-from metaserver.iceberg.metadata.snapshot import (
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.metadata.metadata import FORMAT_VERSION_MAX, TableMetadata, check_invariants
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec, numbered
+from seamark.metaserver.iceberg.metadata.snapshot import (
     MAIN,
     EncryptedKey,
     MetadataLogEntry,
@@ -26,9 +26,9 @@ from metaserver.iceberg.metadata.snapshot import (
     SnapshotRef,
     StatisticsFile,
 )
-from metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
-from metaserver.iceberg.types.reading import Int32, Int64
-from metaserver.iceberg.types.schema import Schema, with_id
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
+from seamark.metaserver.iceberg.types.reading import Int32, Int64
+from seamark.metaserver.iceberg.types.schema import Schema, with_id
 
 _UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
 """Any file may inflate to this size, and beyond it to this multiple of its size: metadata compress ten to thirty

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata import partition, sort_order
-from metaserver.iceberg.metadata.builder import TableBuilder
-from metaserver.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSION_MAX, TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpecInput
-from metaserver.iceberg.metadata.snapshot import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata import partition, sort_order
+from seamark.metaserver.iceberg.metadata.builder import TableBuilder
+from seamark.metaserver.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSION_MAX, TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpecInput
+from seamark.metaserver.iceberg.metadata.snapshot import (
     EncryptedKey,
     PartitionStatisticsFile,
     SnapshotInput,
@@ -28,9 +28,9 @@ from metaserver.iceberg.metadata.snapshot import (
     checked_ref,
     checked_snapshot,
 )
-from metaserver.iceberg.metadata.sort_order import SortOrder
-from metaserver.iceberg.types.reading import Int32, Int64, read
-from metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.types.reading import Int32, Int64, read
+from seamark.metaserver.iceberg.types.schema import Schema
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 

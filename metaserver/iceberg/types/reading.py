@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from metaserver.errors import BadRequest
+from seamark.metaserver.errors import BadRequest
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.reading import Int32
-from metaserver.iceberg.types.types import base_name, canonical_primitive, check_default, min_format_version
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.reading import Int32
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive, check_default, min_format_version
 
 DEPTH_MAX = 100
 """Maximum nesting of a schema; Java's JSON parser stops slightly above 300."""

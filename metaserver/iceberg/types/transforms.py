@@ -14,10 +14,10 @@ from datetime import date
 from functools import lru_cache
 from typing import Any
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.murmur3 import murmur3
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import Value
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.murmur3 import murmur3
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import Value
 
 IDENTITY = "identity"
 VOID = "void"

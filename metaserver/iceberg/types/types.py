@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import isfinite
 from uuid import UUID
 
-from metaserver.errors import BadRequest
+from seamark.metaserver.errors import BadRequest
 
 _PLAIN = frozenset(
     [

@@ -18,7 +18,7 @@ from math import copysign, isfinite, isnan
 from typing import TypeAlias
 from uuid import UUID
 
-from metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.types import base_name
 
 Value: TypeAlias = bool | int | float | str | bytes
 """A value of a predicate or a partition; `expressions/expression.py` lists its form by Iceberg type."""

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import msgspec
 
-from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.metadata.table_json import gunzip
-from metaserver.iceberg.types.reading import Int32, Int64
-from metaserver.iceberg.types.schema import Schema, with_id
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.metadata.table_json import gunzip
+from seamark.metaserver.iceberg.types.reading import Int32, Int64
+from seamark.metaserver.iceberg.types.schema import Schema, with_id
 
 FORMAT_VERSION = 1
 

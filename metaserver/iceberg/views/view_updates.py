@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from metaserver.errors import BadRequest, InvalidArgument
-from metaserver.iceberg.metadata import properties as props
-from metaserver.iceberg.metadata.updates import (
+from seamark.metaserver.errors import BadRequest, InvalidArgument
+from seamark.metaserver.iceberg.metadata import properties as props
+from seamark.metaserver.iceberg.metadata.updates import (
     TABLE_ACTIONS,
     Action,
     AddSchema,
@@ -28,10 +28,10 @@ from metaserver.iceberg.metadata.updates import (
     given_updates,
     parse_update,
 )
-from metaserver.iceberg.types import schema as schemas
-from metaserver.iceberg.types.reading import Int32, read
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.views.view import (
+from seamark.metaserver.iceberg.types import schema as schemas
+from seamark.metaserver.iceberg.types.reading import Int32, read
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.views.view import (
     FORMAT_VERSION,
     Representation,
     ViewLogEntry,

@@ -19,15 +19,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.errors import BadRequest, Corrupt
-from metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import result_type
-from metaserver.iceberg.types.types import canonical_primitive
-from metaserver.iceberg.types.values import Value
-from metaserver.index.blocks.packing import (
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import result_type
+from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.index.blocks.packing import (
     ALIGNMENT,
     MISSING,
     NONE,
@@ -39,7 +39,7 @@ from metaserver.index.blocks.packing import (
     source_of,
     value_of,
 )
-from metaserver.index.kernels._pack import SOURCES, Packer
+from seamark.metaserver.index.kernels._pack import SOURCES, Packer
 
 _MAGIC = b"SMB1"
 VERSION = 2

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from cache.stack import Stack
-from metaserver.errors import Corrupt, ObjectMissing
-from metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
-from metaserver.index.blocks.block import VERSION, Block
-from metaserver.index.blocks.decoding import Decoders
-from metaserver.objects.port import ObjectStore
+from seamark.cache.stack import Stack
+from seamark.metaserver.errors import Corrupt, ObjectMissing
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from seamark.metaserver.index.blocks.block import VERSION, Block
+from seamark.metaserver.index.blocks.decoding import Decoders
+from seamark.metaserver.objects.port import ObjectStore
 
 
 class Blocks:

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.types.values import Value, decimal_precision
-from metaserver.index.kernels._pack import SOURCES
+from seamark.metaserver.iceberg.types.values import Value, decimal_precision
+from seamark.metaserver.index.kernels._pack import SOURCES
 
 MISSING = -(1 << 63)
 """Represents an absent number in int64 arrays; the number itself counts as absent, which prunes less, never more."""

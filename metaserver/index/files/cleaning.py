@@ -13,13 +13,13 @@ from itertools import groupby
 
 import structlog
 
-from metaserver.clock import Clock
-from metaserver.errors import SeamarkError
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.files.definitions import read_definitions
-from metaserver.index.files.registry import Registry
-from metaserver.objects.port import ObjectStore
-from metaserver.store.port import Entry, PointerStore
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.store.port import Entry, PointerStore
 
 _FILES_A_ROUND = 1000
 _TABLES_A_ROUND = 200

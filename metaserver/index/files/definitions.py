@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import IDENTITY, name_of
-from metaserver.index.keys.keys import family
-from metaserver.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
-from metaserver.index.kinds.kind import IndexKind, Parameter
-from metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, name_of
+from seamark.metaserver.index.keys.keys import family
+from seamark.metaserver.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+from seamark.metaserver.index.kinds.kind import IndexKind, Parameter
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cache.memory import MemoryCache
-from metaserver.errors import Corrupt
-from metaserver.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
-from metaserver.index.files.index_file import IndexHeader, read_files, read_header
-from metaserver.objects.port import ObjectStore
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
+from seamark.metaserver.index.files.index_file import IndexHeader, read_files, read_header
+from seamark.metaserver.objects.port import ObjectStore
 
 _BUDGET_BYTES = 64 << 20
 _TAIL_BYTES = 32 << 10

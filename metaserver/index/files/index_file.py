@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from isal import isal_zlib
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.files.puffin import (
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.files.puffin import (
     MAGIC,
     Blob,
     Footer,
@@ -34,7 +34,7 @@ from metaserver.iceberg.files.puffin import (
     read_footer,
     write_puffin,
 )
-from metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.kinds import KINDS
 
 Words = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]

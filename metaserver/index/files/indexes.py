@@ -22,20 +22,20 @@ from typing import Any, TypeVar
 
 import structlog
 
-from cache.memory import MemoryCache
-from cache.opening import open_stack
-from cache.single_flight import SingleFlight
-from cache.stack import Stack, StackStats
-from metaserver.clock import Clock
-from metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
-from metaserver.index.files.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
-from metaserver.index.files.registry import Registry
-from metaserver.index.files.remote import ColdIndex, open_remote
-from metaserver.index.kinds.kind import OpenedBlob
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.objects.port import ObjectStore
-from metaserver.settings import Settings
-from metaserver.store.port import RegisteredIndexFile
+from seamark.cache.memory import MemoryCache
+from seamark.cache.opening import open_stack
+from seamark.cache.single_flight import SingleFlight
+from seamark.cache.stack import Stack, StackStats
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
+from seamark.metaserver.index.files.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.remote import ColdIndex, open_remote
+from seamark.metaserver.index.kinds.kind import OpenedBlob
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import RegisteredIndexFile
 
 RETRY_S = 5.0
 """Delay before an index file that could not be read is retried."""

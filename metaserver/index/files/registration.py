@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from metaserver.errors import BadRequest, Corrupt, ObjectMissing
-from metaserver.index.files.headers import IndexReader
-from metaserver.index.files.index_file import UnknownVersion
-from metaserver.objects.locations import parse_location
-from metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
+from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.index_file import UnknownVersion
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.store.port import RegisteredIndexFile
 
 
 async def read_index_file(

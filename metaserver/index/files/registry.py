@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from metaserver.clock import Clock
-from metaserver.errors import CommitUnknown
-from metaserver.store.port import (
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import CommitUnknown
+from seamark.metaserver.store.port import (
     Entry,
     ForgetIndexFile,
     IndexFileState,

@@ -15,16 +15,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from metaserver.iceberg.files.puffin import footer_size_bytes
-from metaserver.index.files.index_file import FilesTable, IndexHeader, read_files, read_header
-from metaserver.index.kinds.bitmap import RemoteBitmap
-from metaserver.index.kinds.kind import RemoteIndex
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.index.kinds.questions import Flags, Question
-from metaserver.index.kinds.record import RemoteRecord
-from metaserver.index.kinds.sparse import Range
-from metaserver.objects.port import ObjectStore
-from metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.iceberg.files.puffin import footer_size_bytes
+from seamark.metaserver.index.files.index_file import FilesTable, IndexHeader, read_files, read_header
+from seamark.metaserver.index.kinds.bitmap import RemoteBitmap
+from seamark.metaserver.index.kinds.kind import RemoteIndex
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.questions import Flags, Question
+from seamark.metaserver.index.kinds.record import RemoteRecord
+from seamark.metaserver.index.kinds.sparse import Range
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.store.port import RegisteredIndexFile
 
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
 """Reads that one step of a question may take, and what they may bring."""

@@ -1,4 +1,4 @@
-from metaserver.index.kernels._bits cimport Words
+from seamark.metaserver.index.kernels._bits cimport Words
 
 cdef enum:
     SLICES_MAX = 32

@@ -10,7 +10,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 
-from metaserver.index.kernels._bits cimport seamark_count, seamark_length, seamark_lowest, seamark_rank, seamark_transposed
+from seamark.metaserver.index.kernels._bits cimport seamark_count, seamark_length, seamark_lowest, seamark_rank, seamark_transposed
 
 cdef extern from *:
     """

@@ -9,8 +9,8 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from metaserver.index.kernels._bits cimport seamark_lowest
-from metaserver.index.kernels._xxh64 cimport xxh64
+from seamark.metaserver.index.kernels._bits cimport seamark_lowest
+from seamark.metaserver.index.kernels._xxh64 cimport xxh64
 
 cdef enum:
     SUM = 4

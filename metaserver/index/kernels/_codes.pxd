@@ -8,7 +8,7 @@ from libc.math cimport INFINITY, NAN, isnan
 from libc.stdint cimport INT64_MAX, INT64_MIN, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from metaserver.iceberg.manifests._memory cimport retake
+from seamark.metaserver.iceberg.manifests._memory cimport retake
 
 cdef extern from *:
     """

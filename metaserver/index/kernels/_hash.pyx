@@ -7,7 +7,7 @@ from libc.string cimport memcpy
 
 import numpy as np
 
-from metaserver.index.kernels._xxh64 cimport P1, P2, P3, P5, finished, rotated, with_word, xxh64, xxh64_word
+from seamark.metaserver.index.kernels._xxh64 cimport P1, P2, P3, P5, finished, rotated, with_word, xxh64, xxh64_word
 
 cdef enum:
     FINE, OUT_OF_MEMORY, OUT_OF_BOUNDS, TOO_LONG

@@ -21,7 +21,7 @@ from libc.string cimport memcmp, memcpy
 
 import numpy as np
 
-from metaserver.index.kernels._bits cimport seamark_length
+from seamark.metaserver.index.kernels._bits cimport seamark_length
 
 cdef enum:
     NUMBERS = 128

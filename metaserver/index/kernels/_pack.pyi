@@ -3,7 +3,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.manifests._memory import Memory
+from seamark.metaserver.iceberg.manifests._memory import Memory
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]

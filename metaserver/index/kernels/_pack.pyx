@@ -12,8 +12,8 @@ from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from metaserver.iceberg.manifests._memory cimport Memory, adopted, give, take
-from metaserver.index.kernels._codes cimport (
+from seamark.metaserver.iceberg.manifests._memory cimport Memory, adopted, give, take
+from seamark.metaserver.index.kernels._codes cimport (
     FAILED, FORM_FLOATS, FORM_STRINGS, MISSING, NONE, Output, Packed, pack_doubles, pack_longs, pack_spans,
     seamark_big_endian,
 )

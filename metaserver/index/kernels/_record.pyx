@@ -15,7 +15,7 @@ from libc.string cimport memset
 
 import numpy as np
 
-from metaserver.index.kernels._xxh64 cimport xxh64
+from seamark.metaserver.index.kernels._xxh64 cimport xxh64
 
 cdef extern from *:
     """

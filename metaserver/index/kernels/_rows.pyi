@@ -1,8 +1,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.kernels._bitmap import Slices
-from metaserver.index.kernels._ordered import Numbers
+from seamark.metaserver.index.kernels._bitmap import Slices
+from seamark.metaserver.index.kernels._ordered import Numbers
 
 Words = npt.NDArray[np.uint64]
 Column = tuple[Numbers, Slices, Words | None, Words | None, int, int]

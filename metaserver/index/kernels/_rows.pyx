@@ -8,9 +8,9 @@ each row's key alone.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
-from metaserver.index.kernels._bitmap cimport Slices
-from metaserver.index.kernels._bits cimport Words, seamark_count, seamark_lowest, seamark_rank, seamark_transposed
-from metaserver.index.kernels._ordered cimport Numbers
+from seamark.metaserver.index.kernels._bitmap cimport Slices
+from seamark.metaserver.index.kernels._bits cimport Words, seamark_count, seamark_lowest, seamark_rank, seamark_transposed
+from seamark.metaserver.index.kernels._ordered cimport Numbers
 
 cdef enum:
     COLUMNS_MAX = 32

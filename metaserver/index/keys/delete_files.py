@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyroaring
 from isal import isal_zlib
 
-from metaserver.iceberg.files.budget import Budget, decoded_budget
-from metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
-from metaserver.iceberg.files.parquet_reading import BoundedParquet
-from metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
-from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.blocks.packing import MISSING, Longs
-from metaserver.index.keys.hashing import Hashes, hash_halves
-from metaserver.index.keys.keys import Keys, Mask, keys_of
+from seamark.metaserver.iceberg.files.budget import Budget, decoded_budget
+from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
+from seamark.metaserver.index.keys.keys import Keys, Mask, keys_of
 
 EQUALITY = 2
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.kernels import _hash
-from metaserver.index.keys.keys import Key, Keys
+from seamark.metaserver.index.kernels import _hash
+from seamark.metaserver.index.keys.keys import Key, Keys
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -14,11 +14,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.types.values import INT_MAX, INT_MIN
-from metaserver.index.kernels import _bitmap
-from metaserver.index.keys.hashing import Hashes, hash_keys
-from metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRange, KeyRanges, Keys, has_codes
-from metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
+from seamark.metaserver.iceberg.types.values import INT_MAX, INT_MIN
+from seamark.metaserver.index.kernels import _bitmap
+from seamark.metaserver.index.keys.hashing import Hashes, hash_keys
+from seamark.metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRange, KeyRanges, Keys, has_codes
+from seamark.metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
 
 Places = npt.NDArray[np.uint64]
 

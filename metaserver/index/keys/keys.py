@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaserver.deferred import Deferred
-from metaserver.iceberg.files.budget import expanded_bytes
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value, decimal_precision, decimal_scale
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.iceberg.files.budget import expanded_bytes
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value, decimal_precision, decimal_scale
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.kernels import _bitmap
-from metaserver.index.keys.keys import Bytes, Codes, Keys, Longs
+from seamark.metaserver.index.kernels import _bitmap
+from seamark.metaserver.index.keys.keys import Bytes, Codes, Keys, Longs
 
 Ranks = npt.NDArray[np.uint32]
 

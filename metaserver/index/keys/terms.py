@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from metaserver.deferred import Deferred
-from metaserver.errors import BadRequest
-from metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
-from metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
-from metaserver.iceberg.types.types import base_name, canonical_primitive
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

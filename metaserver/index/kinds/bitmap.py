@@ -30,20 +30,20 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from cache.memory import MemoryCache
-from metaserver.iceberg.expressions.expression import Bound
-from metaserver.index.kernels import _bitmap, _ordered, _rows
-from metaserver.index.keys.hashing import hash_keys
-from metaserver.index.keys.key_set import KeySet, Places, WantedKeys
-from metaserver.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
-from metaserver.index.kinds.bits import positions
-from metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
-from metaserver.index.kinds.kind import BlobReader, IndexKind, Mask
-from metaserver.index.kinds.pieces import head_bytes
-from metaserver.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
-from metaserver.index.kinds.questions import Flags
-from metaserver.index.kinds.slices import CLIPPED, EQUALITY, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
-from metaserver.index.kinds.sparse import Range, SparseMemory
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.iceberg.expressions.expression import Bound
+from seamark.metaserver.index.kernels import _bitmap, _ordered, _rows
+from seamark.metaserver.index.keys.hashing import hash_keys
+from seamark.metaserver.index.keys.key_set import KeySet, Places, WantedKeys
+from seamark.metaserver.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
+from seamark.metaserver.index.kinds.bits import positions
+from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
+from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, Mask
+from seamark.metaserver.index.kinds.pieces import head_bytes
+from seamark.metaserver.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
+from seamark.metaserver.index.kinds.questions import Flags
+from seamark.metaserver.index.kinds.slices import CLIPPED, EQUALITY, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
+from seamark.metaserver.index.kinds.sparse import Range, SparseMemory
 
 VERSION = 1
 DECODED_BYTES = 32 << 20

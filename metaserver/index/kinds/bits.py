@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyroaring
 
-from metaserver.index.kernels import _bitmap
-from metaserver.index.keys.keys import Bits, Longs
-from metaserver.index.kinds.pieces import Piece
+from seamark.metaserver.index.kernels import _bitmap
+from seamark.metaserver.index.keys.keys import Bits, Longs
+from seamark.metaserver.index.kinds.pieces import Piece
 
 MARGIN = 0.75
 """What is not at least a quarter smaller is not worth decoding."""

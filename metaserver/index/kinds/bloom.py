@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.kernels import _bloom
-from metaserver.index.keys.hashing import Hashes, checksum, hash_keys
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
-from metaserver.index.kinds.kind import BlobReader, IndexKind, Parameter
-from metaserver.index.kinds.questions import Flags, point_keys
+from seamark.metaserver.index.kernels import _bloom
+from seamark.metaserver.index.keys.hashing import Hashes, checksum, hash_keys
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
+from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, Parameter
+from seamark.metaserver.index.kinds.questions import Flags, point_keys
 
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.kernels import _ordered
-from metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRanges, has_codes
-from metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
+from seamark.metaserver.index.kernels import _ordered
+from seamark.metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRanges, has_codes
+from seamark.metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
 
 Places = npt.NDArray[np.uint64]
 

@@ -17,11 +17,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.expressions.expression import Bound, Op
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import KeyRanges, Keys
-from metaserver.index.kinds.questions import KEYS_MAX, Flags, Question
-from metaserver.index.kinds.sparse import Range
+from seamark.metaserver.iceberg.expressions.expression import Bound, Op
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import KeyRanges, Keys
+from seamark.metaserver.index.kinds.questions import KEYS_MAX, Flags, Question
+from seamark.metaserver.index.kinds.sparse import Range
 
 Mask = npt.NDArray[np.bool_]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metaserver.index.kinds.bitmap import BITMAP
-from metaserver.index.kinds.bloom import BLOOM
-from metaserver.index.kinds.kind import IndexKind, Parameter
-from metaserver.index.kinds.record import RECORD
+from seamark.metaserver.index.kinds.bitmap import BITMAP
+from seamark.metaserver.index.kinds.bloom import BLOOM
+from seamark.metaserver.index.kinds.kind import IndexKind, Parameter
+from seamark.metaserver.index.kinds.record import RECORD
 
 KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD)}
 

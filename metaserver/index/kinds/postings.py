@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from metaserver.index.kernels import _bitmap, _ordered
-from metaserver.index.keys.key_set import KeySet, WantedKeys
-from metaserver.index.keys.keys import Bytes
-from metaserver.index.keys.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
-from metaserver.index.kinds import bits
-from metaserver.index.kinds.bits import MARGIN, Coding
-from metaserver.index.kinds.dictionary import CODES, Bounds, Places, aligned, distinct_of, opened, pack
-from metaserver.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+from seamark.metaserver.index.kernels import _bitmap, _ordered
+from seamark.metaserver.index.keys.key_set import KeySet, WantedKeys
+from seamark.metaserver.index.keys.keys import Bytes
+from seamark.metaserver.index.keys.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
+from seamark.metaserver.index.kinds import bits
+from seamark.metaserver.index.kinds.bits import MARGIN, Coding
+from seamark.metaserver.index.kinds.dictionary import CODES, Bounds, Places, aligned, distinct_of, opened, pack
+from seamark.metaserver.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.expressions.expression import Bound
-from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.keys.keys import Key, KeyRanges, Keys, has_codes
+from seamark.metaserver.iceberg.expressions.expression import Bound
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.keys.keys import Key, KeyRanges, Keys, has_codes
 
 Flags = npt.NDArray[np.uint8]
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.files.puffin import Part
-from metaserver.index.kernels._record import (
+from seamark.metaserver.iceberg.files.puffin import Part
+from seamark.metaserver.index.kernels._record import (
     DROPPED_FILE,
     ENTRIES_A_PAGE,
     ENTRY_BYTES,
@@ -35,11 +35,11 @@ from metaserver.index.kernels._record import (
     sorted_run,
     stretches,
 )
-from metaserver.index.keys.hashing import Hashes, checksum, hash_halves
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import Key, KeyRanges, Keys
-from metaserver.index.kinds.kind import BlobReader, IndexKind
-from metaserver.index.kinds.questions import KEYS_MAX, Flags, point_keys
+from seamark.metaserver.index.keys.hashing import Hashes, checksum, hash_halves
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import Key, KeyRanges, Keys
+from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind
+from seamark.metaserver.index.kinds.questions import KEYS_MAX, Flags, point_keys
 
 Words = npt.NDArray[np.uint64]
 Longs = npt.NDArray[np.int64]

@@ -17,13 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from metaserver.index.kernels import _bitmap, _ordered
-from metaserver.index.keys.keys import Bits, Bytes, Keys
-from metaserver.index.keys.ranks import ROWS_MAX, Ranks, ranked
-from metaserver.index.kinds import bits
-from metaserver.index.kinds.bits import Coding
-from metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, aligned, opened, pack
-from metaserver.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+from seamark.metaserver.index.kernels import _bitmap, _ordered
+from seamark.metaserver.index.keys.keys import Bits, Bytes, Keys
+from seamark.metaserver.index.keys.ranks import ROWS_MAX, Ranks, ranked
+from seamark.metaserver.index.kinds import bits
+from seamark.metaserver.index.kinds.bits import Coding
+from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, aligned, opened, pack
+from seamark.metaserver.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 SLICES, EQUALITY = 0, 1
 """Layouts."""

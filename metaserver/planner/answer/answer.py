@@ -19,18 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.iceberg.expressions.expression import Expression, predicates_of
-from metaserver.iceberg.expressions.expression_json import expression_json
-from metaserver.iceberg.expressions.residuals import nameable, tautology, weakened
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import Longs
-from metaserver.planner.answer._answer import CHOICE, CONSTANT, write
-from metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
-from metaserver.planner.answer.file_stats import FileStats
-from metaserver.planner.answer.partition_text import STANDARD, ClientDialect, PartitionTexts, partition_texts
-from metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
-from metaserver.planner.scan.scan import Scan
-from metaserver.wire import encode_json as to_json
+from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.expressions.residuals import nameable, tautology, weakened
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
+from seamark.metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
+from seamark.metaserver.planner.answer.file_stats import FileStats
+from seamark.metaserver.planner.answer.partition_text import STANDARD, ClientDialect, PartitionTexts, partition_texts
+from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.wire import encode_json as to_json
 
 FILES_PER_PIECE = 125
 """A piece takes about a quarter of a millisecond."""

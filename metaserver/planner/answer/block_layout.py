@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from metaserver.errors import Corrupt
-from metaserver.index.blocks.block import Block, longs_at
-from metaserver.index.blocks.packing import MISSING, NONE, Form, Longs, PackedColumn
-from metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
-from metaserver.wire import encode_json as to_json
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.index.blocks.block import Block, longs_at
+from seamark.metaserver.index.blocks.packing import MISSING, NONE, Form, Longs, PackedColumn
+from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
+from seamark.metaserver.wire import encode_json as to_json
 
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
 """Version 1 manifests lack the field."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from metaserver.iceberg.types.values import FLOATS, INTS, LONGS, encode
-from metaserver.index.blocks.block import Block, doubles_at, longs_at, present_at
-from metaserver.index.blocks.packing import MISSING, Longs, PackedColumn
-from metaserver.planner.answer._answer import HEX, write
-from metaserver.planner.answer.block_layout import strings
+from seamark.metaserver.iceberg.types.values import FLOATS, INTS, LONGS, encode
+from seamark.metaserver.index.blocks.block import Block, doubles_at, longs_at, present_at
+from seamark.metaserver.index.blocks.packing import MISSING, Longs, PackedColumn
+from seamark.metaserver.planner.answer._answer import HEX, write
+from seamark.metaserver.planner.answer.block_layout import strings
 
 _COUNTS = {
     "column-sizes": "column_sizes",

@@ -12,18 +12,18 @@ from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from cache.memory import MemoryCache
-from metaserver.errors import Corrupt, NotAcceptable
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.transforms import values_type
-from metaserver.iceberg.types.types import base_name
-from metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import Longs
-from metaserver.planner.answer.block_layout import BlockLayout, keys
-from metaserver.planner.scan.scan import Scan
-from metaserver.planner.view.view import TableView
-from metaserver.wire import encode_json as to_json
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.errors import Corrupt, NotAcceptable
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.transforms import values_type
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.answer.block_layout import BlockLayout, keys
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.wire import encode_json as to_json
 
 _PARTITION_BYTES = 4 << 20
 """Memory for cached partition tuples, for each combination of manifest fields and client; `_KINDS_MAX` are cached."""

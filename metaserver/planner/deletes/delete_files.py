@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from metaserver.errors import BadRequest, StorageError, TooLarge
-from metaserver.iceberg.files.budget import Budget
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import MISSING
-from metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.view.view import TableView
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.errors import BadRequest, StorageError, TooLarge
+from seamark.metaserver.iceberg.files.budget import Budget
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import MISSING
+from seamark.metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.view.view import TableView
 
 FILE_LIMIT_BYTES = 64 << 20
 """Size limit of one delete file or deletion vector."""

@@ -23,17 +23,17 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.errors import Corrupt
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.reserved import DELETED_PATH
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import NONE, Form, Longs, value_of
-from metaserver.index.blocks.strings import codes, strings
-from metaserver.planner.deletes.equality import EqualityDelete, EqualityDeletes
-from metaserver.planner.deletes.inheritance import sequence_numbers
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, value_of
+from seamark.metaserver.index.blocks.strings import codes, strings
+from seamark.metaserver.planner.deletes.equality import EqualityDelete, EqualityDeletes
+from seamark.metaserver.planner.deletes.inheritance import sequence_numbers
+from seamark.metaserver.planner.view.view import TableView
 
 _POSITIONS, _EQUALITY = 1, 2
 _GLOBAL = 0

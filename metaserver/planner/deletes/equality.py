@@ -22,10 +22,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.types.schema import Schema
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
-from metaserver.index.blocks.strings import strings
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
+from seamark.metaserver.index.blocks.strings import strings
 
 _FAN_BITS = 3
 _FAN = 1 << _FAN_BITS

@@ -19,14 +19,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.index_file import FilesTable
-from metaserver.index.kernels import _hash
-from metaserver.index.kinds.questions import Flags
-from metaserver.planner.lookup.lookup import lookup
-from metaserver.planner.lookup.prefix import EVERYTHING
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.files.index_file import FilesTable
+from seamark.metaserver.index.kernels import _hash
+from seamark.metaserver.index.kinds.questions import Flags
+from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.prefix import EVERYTHING
+from seamark.metaserver.planner.view.view import TableView
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]

@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, all_of, predicates_of, replaced
-from metaserver.iceberg.expressions.projection import inclusive
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.keys.keys import KeyRanges, family
-from metaserver.index.keys.terms import LOWER, Term, lowered
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.index.kinds.questions import COMBINATIONS_MAX, PredicateKey, Question, key_of_predicate
-from metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
-from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
-from metaserver.planner.view.view import comparable
+from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, all_of, predicates_of, replaced
+from seamark.metaserver.iceberg.expressions.projection import inclusive
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.keys.keys import KeyRanges, family
+from seamark.metaserver.index.keys.terms import LOWER, Term, lowered
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.questions import COMBINATIONS_MAX, PredicateKey, Question, key_of_predicate
+from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.metaserver.planner.view.view import comparable
 
 FIRST_FIELD_ID = 1 << 31
 """Ids of fields that represent indexed terms; column and partition field ids are at most 2^31 - 1."""

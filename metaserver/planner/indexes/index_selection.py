@@ -15,22 +15,22 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from metaserver.clock import Clock
-from metaserver.errors import SeamarkError
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.files.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
-from metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
-from metaserver.index.files.registry import IndexFiles
-from metaserver.index.files.remote import RANGES_MAX, ColdIndex
-from metaserver.index.files.usage import Usage
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.index.kinds.questions import Flags
-from metaserver.planner.indexes.coverage import IndexFileRef, coverages
-from metaserver.planner.indexes.index_predicates import IndexProjection, project
-from metaserver.planner.indexes.probe import Probe
-from metaserver.planner.scan.request import BoundScan
-from metaserver.planner.view.view import TableView
-from metaserver.store.port import Entry, RegisteredIndexFile
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.files.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
+from seamark.metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
+from seamark.metaserver.index.files.registry import IndexFiles
+from seamark.metaserver.index.files.remote import RANGES_MAX, ColdIndex
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.questions import Flags
+from seamark.metaserver.planner.indexes.coverage import IndexFileRef, coverages
+from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
+from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.scan.request import BoundScan
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.port import Entry, RegisteredIndexFile
 
 T = TypeVar("T")
 

@@ -17,23 +17,23 @@ from functools import partial
 
 import numpy as np
 
-from metaserver.iceberg.expressions.expression import And, Bound, Expression, Or, all_of, predicates_of
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.indexes import OpenIndex
-from metaserver.index.files.remote import ColdIndex
-from metaserver.index.keys.key_set import KeySet, KeySpan, WantedKeys
-from metaserver.index.keys.keys import Bits, has_codes
-from metaserver.index.keys.ranks import Distinct
-from metaserver.index.kinds.bitmap import Bitmap, BitmapQuestion
-from metaserver.index.kinds.kinds import KINDS
-from metaserver.index.kinds.questions import Flags, Question
-from metaserver.planner.indexes.coverage import Coverage
-from metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
-from metaserver.planner.indexes.row_intersection import Conjunct, has_row
-from metaserver.planner.scan.scan import IndexUse
-from metaserver.planner.view.selection import Expired, Selection, narrow_to_any
-from metaserver.planner.view.view import TableView
-from metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Or, all_of, predicates_of
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.indexes import OpenIndex
+from seamark.metaserver.index.files.remote import ColdIndex
+from seamark.metaserver.index.keys.key_set import KeySet, KeySpan, WantedKeys
+from seamark.metaserver.index.keys.keys import Bits, has_codes
+from seamark.metaserver.index.keys.ranks import Distinct
+from seamark.metaserver.index.kinds.bitmap import Bitmap, BitmapQuestion
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.questions import Flags, Question
+from seamark.metaserver.planner.indexes.coverage import Coverage
+from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
+from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
+from seamark.metaserver.planner.scan.scan import IndexUse
+from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.port import RegisteredIndexFile
 
 
 @dataclass

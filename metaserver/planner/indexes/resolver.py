@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.index_file import FilesTable
-from metaserver.index.files.indexes import Indexes, OpenIndex
-from metaserver.index.files.remote import ColdIndex
-from metaserver.index.keys.hashing import Hashes
-from metaserver.index.kinds.bitmap import Bitmap
-from metaserver.index.kinds.record import Found
-from metaserver.planner.indexes.coverage import Coverage, coverages
-from metaserver.planner.view.view import TableView
-from metaserver.store.port import Entry, RegisteredIndexFile
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.index_file import FilesTable
+from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
+from seamark.metaserver.index.files.remote import ColdIndex
+from seamark.metaserver.index.keys.hashing import Hashes
+from seamark.metaserver.index.kinds.bitmap import Bitmap
+from seamark.metaserver.index.kinds.record import Found
+from seamark.metaserver.planner.indexes.coverage import Coverage, coverages
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.port import Entry, RegisteredIndexFile
 
 
 class RemoteRows(NamedTuple):

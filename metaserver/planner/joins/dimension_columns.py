@@ -13,21 +13,21 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Or, predicates_of
-from metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
-from metaserver.iceberg.expressions.projection import source_ranges
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.types.schema import Column, Schema
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.index.kernels import _ordered
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, key_of, keys_of, mask_of
-from metaserver.index.keys.ranks import Distinct, Ranks, ranked
-from metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
-from metaserver.index.kinds.postings import union_of
-from metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Or, predicates_of
+from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.metaserver.iceberg.expressions.projection import source_ranges
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.types.schema import Column, Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.kernels import _ordered
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, key_of, keys_of, mask_of
+from seamark.metaserver.index.keys.ranks import Distinct, Ranks, ranked
+from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
+from seamark.metaserver.index.kinds.postings import union_of
+from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 
 class DimensionColumn(NamedTuple):

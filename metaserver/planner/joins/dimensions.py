@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from cache.memory import MemoryCache
-from metaserver.clock import Clock
-from metaserver.errors import SeamarkError
-from metaserver.gathering import gathered
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.schema import Schema
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import Mask
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.joins.dimension_columns import (
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import Mask
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.joins.dimension_columns import (
     Columns,
     DimensionColumn,
     FileColumn,
@@ -32,13 +32,13 @@ from metaserver.planner.joins.dimension_columns import (
     filtered_columns,
     rows_where,
 )
-from metaserver.planner.lookup.lookup import files_at
-from metaserver.planner.plan.planner import Planner
-from metaserver.planner.rows.data_columns import DataRows
-from metaserver.planner.scan.request import BoundScan
-from metaserver.planner.scan.scan import Scan
-from metaserver.settings import Settings
-from metaserver.store.port import Entry
+from seamark.metaserver.planner.lookup.lookup import files_at
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.rows.data_columns import DataRows
+from seamark.metaserver.planner.scan.request import BoundScan
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Entry
 
 T = TypeVar("T")
 

@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from metaserver.gathering import gathered
-from metaserver.iceberg.expressions.expression import Expression
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.schema import is_primitive
-from metaserver.iceberg.types.types import base_name, canonical_primitive
-from metaserver.iceberg.types.values import FLOATS, decimal_scale
-from metaserver.index.keys.keys import has_codes
-from metaserver.planner.joins.dimension_columns import DimensionColumn
-from metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
-from metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from metaserver.planner.scan.request import BoundScan, ScanRequest
-from metaserver.store.port import Entry
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import is_primitive
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
+from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale
+from seamark.metaserver.index.keys.keys import has_codes
+from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
+from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
+from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.store.port import Entry
 
 
 class Pair(NamedTuple):

@@ -19,13 +19,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.types.transforms import UNITS_PER_DAY
-from metaserver.index.blocks.block import COUNTS, Block
-from metaserver.index.blocks.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
-from metaserver.planner.lookup import _lookup
-from metaserver.planner.lookup.prefix import EVERYTHING, Prefix
-from metaserver.planner.view.view import ROW_BITS, ROW_MASK, Side, TableView
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.types.transforms import UNITS_PER_DAY
+from seamark.metaserver.index.blocks.block import COUNTS, Block
+from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
+from seamark.metaserver.planner.lookup import _lookup
+from seamark.metaserver.planner.lookup.prefix import EVERYTHING, Prefix
+from seamark.metaserver.planner.view.view import ROW_BITS, ROW_MASK, Side, TableView
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.iceberg.types.values import Value, value_key
-from metaserver.index.blocks.packing import NONE, Form, Longs, PackedColumn
-from metaserver.index.blocks.strings import strings
-from metaserver.planner.lookup.lookup import FoundFiles, Segment
+from seamark.metaserver.iceberg.types.values import Value, value_key
+from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, PackedColumn
+from seamark.metaserver.index.blocks.strings import strings
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, Segment
 
 
 class PartitionFieldValue(NamedTuple):

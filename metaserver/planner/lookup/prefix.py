@@ -31,21 +31,21 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
-from metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.transforms import UNITS_PER_DAY, canonical, name_of, result_type
-from metaserver.iceberg.types.types import base_name, canonical_primitive
-from metaserver.iceberg.types.values import Value, decimal_scale, parse_iso_date
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.packing import NONE, Form, Longs, key_of
-from metaserver.planner.pruning.file_pruning import narrow_by_partition
-from metaserver.planner.view.selection import Selection
-from metaserver.planner.view.view import TableView
-from metaserver.wire import decode_json
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
+from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import UNITS_PER_DAY, canonical, name_of, result_type
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
+from seamark.metaserver.iceberg.types.values import Value, decimal_scale, parse_iso_date
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, key_of
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
+from seamark.metaserver.planner.view.selection import Selection
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.wire import decode_json
 
 TEXT_MAX = 10_000
 _NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")

@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from metaserver.catalog.claims import with_folders
-from metaserver.catalog.parts import PATH_PROPERTIES
-from metaserver.errors import BadRequest, Forbidden
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.index.blocks.block import Block
-from metaserver.objects.locations import location_key, parse_location
-from metaserver.planner.view.view import TableView
-from metaserver.store.port import PointerStore
+from seamark.metaserver.catalog.claims import with_folders
+from seamark.metaserver.catalog.parts import PATH_PROPERTIES
+from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.port import PointerStore
 
 _SHOWN = 300
 

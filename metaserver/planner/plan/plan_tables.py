@@ -19,12 +19,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from cache.memory import MemoryCache
-from cache.single_flight import SingleFlight
-from metaserver.errors import Corrupt, ObjectMissing
-from metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
-from metaserver.iceberg.manifests.rows import rows_of, size_of
-from metaserver.iceberg.manifests.writer import (
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.errors import Corrupt, ObjectMissing
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
+from seamark.metaserver.iceberg.manifests.rows import rows_of, size_of
+from seamark.metaserver.iceberg.manifests.writer import (
     DATA_MANIFEST,
     EXISTING,
     ManifestEntry,
@@ -32,12 +32,12 @@ from metaserver.iceberg.manifests.writer import (
     write_manifest,
     write_manifest_list,
 )
-from metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from metaserver.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
-from metaserver.iceberg.metadata.table_json import encode_table
-from metaserver.index.blocks.packing import MISSING, Longs
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.scan.scan import Scan
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.scan.scan import Scan
 
 GC_ENABLED = "gc.enabled"
 _AT_ONCE = 16

@@ -20,37 +20,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from cache.memory import MemoryCache
-from cache.opening import open_stack
-from cache.single_flight import SingleFlight
-from cache.stack import Stack
-from metaserver.catalog.commit import table_uuid
-from metaserver.catalog.own_files import ALLOWED_LOCATIONS
-from metaserver.clock import Clock
-from metaserver.errors import NotFound
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.index.blocks.block import Block
-from metaserver.index.blocks.blocks import Blocks
-from metaserver.index.blocks.decoding import Decoders
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.indexes import Indexes
-from metaserver.index.files.usage import Usage
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.indexes.coverage import coverages_bytes
-from metaserver.planner.indexes.index_selection import IndexSelection
-from metaserver.planner.indexes.probe import Probe
-from metaserver.planner.plan.location_checks import LocationChecker
-from metaserver.planner.plan.stages import PruningInput, prune
-from metaserver.planner.pruning.manifest_pruning import needed_manifests
-from metaserver.planner.scan.request import BoundScan, ScanRequest, appended
-from metaserver.planner.scan.scan import Scan
-from metaserver.planner.view.view import TableView
-from metaserver.settings import Settings
-from metaserver.store.port import Entry
+from seamark.cache.memory import MemoryCache
+from seamark.cache.opening import open_stack
+from seamark.cache.single_flight import SingleFlight
+from seamark.cache.stack import Stack
+from seamark.metaserver.catalog.commit import table_uuid
+from seamark.metaserver.catalog.own_files import ALLOWED_LOCATIONS
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import NotFound
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.blocks import Blocks
+from seamark.metaserver.index.blocks.decoding import Decoders
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.indexes import Indexes
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.indexes.coverage import coverages_bytes
+from seamark.metaserver.planner.indexes.index_selection import IndexSelection
+from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.plan.location_checks import LocationChecker
+from seamark.metaserver.planner.plan.stages import PruningInput, prune
+from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, appended
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.port import Entry
 
 T = TypeVar("T")
 

@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from metaserver.clock import Clock
-from metaserver.iceberg.expressions.expression import TRUE
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.indexes.probe import Probe
-from metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats, narrow_to_keys
-from metaserver.planner.pruning.incremental import keep_appended
-from metaserver.planner.scan.request import BoundScan, appended
-from metaserver.planner.scan.scan import Scan, Stage
-from metaserver.planner.view.selection import Selection
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats, narrow_to_keys
+from seamark.metaserver.planner.pruning.incremental import keep_appended
+from seamark.metaserver.planner.scan.request import BoundScan, appended
+from seamark.metaserver.planner.scan.scan import Scan, Stage
+from seamark.metaserver.planner.view.selection import Selection
+from seamark.metaserver.planner.view.view import TableView
 
 _NOT_COUNTED = (-1, -1)
 

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from metaserver.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
-from metaserver.iceberg.expressions.projection import inclusive
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.iceberg.types.values import Value
-from metaserver.index.blocks.packing import Form, value_of
-from metaserver.index.keys.key_set import KeySet
-from metaserver.index.keys.keys import has_codes
-from metaserver.planner.pruning.file_pruning import packed_key
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
+from seamark.metaserver.iceberg.expressions.projection import inclusive
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.index.blocks.packing import Form, value_of
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import has_codes
+from seamark.metaserver.planner.pruning.file_pruning import packed_key
 
 FEW = 200
 """Dynamic filters with at most this many keys become a predicate."""

@@ -18,17 +18,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.expressions.projection import source_ranges
-from metaserver.iceberg.expressions.ranges import after_prefix
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.iceberg.types.values import Value
-from metaserver.index.blocks.block import COUNTS
-from metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
-from metaserver.index.kernels import _scan
-from metaserver.index.keys.key_set import KeySet
-from metaserver.planner.view.selection import Expired, Selection, narrow_to_any, never
-from metaserver.planner.view.view import ColumnStatistics, Flags, PartitionValues, Side, TableView
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.expressions.projection import source_ranges
+from seamark.metaserver.iceberg.expressions.ranges import after_prefix
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.index.blocks.block import COUNTS
+from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
+from seamark.metaserver.index.kernels import _scan
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any, never
+from seamark.metaserver.planner.view.view import ColumnStatistics, Flags, PartitionValues, Side, TableView
 
 LE, LT, GE, GT = 0, 1, 2, 3
 _OPS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}

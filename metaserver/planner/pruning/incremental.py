@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from metaserver.iceberg.manifests.writer import ADDED
-from metaserver.index.blocks.packing import MISSING
-from metaserver.planner.view.selection import Selection
+from seamark.metaserver.iceberg.manifests.writer import ADDED
+from seamark.metaserver.index.blocks.packing import MISSING
+from seamark.metaserver.planner.view.selection import Selection
 
 
 def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.values import Value, decode
-from metaserver.index.blocks.packing import Form, form_of, key_of
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.values import Value, decode
+from seamark.metaserver.index.blocks.packing import Form, form_of, key_of
 
 Key = int | float | bytes
 

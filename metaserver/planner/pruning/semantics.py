@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from metaserver.iceberg.expressions.expression import ORDERED, Bound, Op
-from metaserver.iceberg.expressions.ranges import after_prefix
-from metaserver.iceberg.types.values import FLOATS, Value
-from metaserver.index.keys.keys import Key, KeyRange, KeyRanges, key_of
+from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.metaserver.iceberg.expressions.expression import ORDERED, Bound, Op
+from seamark.metaserver.iceberg.expressions.ranges import after_prefix
+from seamark.metaserver.iceberg.types.values import FLOATS, Value
+from seamark.metaserver.index.keys.keys import Key, KeyRange, KeyRanges, key_of
 
 _EVERYTHING = (KeyRange(None, None),)
 

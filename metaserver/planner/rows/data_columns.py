@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from metaserver.errors import BadRequest, StorageError
-from metaserver.iceberg.files.budget import Budget, Part, decoded_budget
-from metaserver.iceberg.files.parquet import InDoubt, Unreadable, has_ids, places_of
-from metaserver.iceberg.files.parquet_reading import BoundedParquet
-from metaserver.index.blocks.packing import Longs
-from metaserver.objects.port import ObjectStore
+from seamark.metaserver.errors import BadRequest, StorageError
+from seamark.metaserver.iceberg.files.budget import Budget, Part, decoded_budget
+from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.objects.port import ObjectStore
 
 _WAIT_S = 120.0
 """Timeout of one range read, in seconds; storage times out earlier."""

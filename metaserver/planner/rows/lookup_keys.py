@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
-from metaserver.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
-from metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of, keys_of
-from metaserver.index.keys.terms import Term
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
+from seamark.metaserver.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
+from seamark.metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of, keys_of
+from seamark.metaserver.index.keys.terms import Term
 
 _INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}
 _SHOWN = 80

@@ -22,23 +22,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.clock import Clock
-from metaserver.errors import TooLarge
-from metaserver.gathering import gathered
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.files.usage import Usage
-from metaserver.index.kernels._record import ENTRIES_A_PAGE, stretches
-from metaserver.index.keys.hashing import Hashes, hash_halves
-from metaserver.index.keys.keys import Keys, Mask
-from metaserver.index.kinds.kind import REMOTE_KEYS_MAX
-from metaserver.index.kinds.record import Found, Record
-from metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
-from metaserver.planner.lookup.lookup import lookup
-from metaserver.planner.rows.row_deletes import RowDeletes
-from metaserver.planner.scan.scan import Scan
-from metaserver.store.port import Entry
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import TooLarge
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.index.kernels._record import ENTRIES_A_PAGE, stretches
+from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
+from seamark.metaserver.index.keys.keys import Keys, Mask
+from seamark.metaserver.index.kinds.kind import REMOTE_KEYS_MAX
+from seamark.metaserver.index.kinds.record import Found, Record
+from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
+from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.rows.row_deletes import RowDeletes
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.port import Entry
 
 KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000

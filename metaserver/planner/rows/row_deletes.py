@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.files.budget import Budget
-from metaserver.iceberg.files.parquet import Unreadable
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.types.transforms import IDENTITY
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.keys.delete_files import (
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.files.budget import Budget
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.keys.delete_files import (
     EQUALITY,
     Columns,
     Content,
@@ -32,14 +32,14 @@ from metaserver.index.keys.delete_files import (
     Positions,
     merge_zeros,
 )
-from metaserver.index.keys.hashing import Hashes, hash_halves
-from metaserver.index.keys.keys import Keys, Mask, keys_of
-from metaserver.index.keys.terms import resolve_id
-from metaserver.objects.port import ObjectStore
-from metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
-from metaserver.planner.rows.data_columns import DataRows
-from metaserver.planner.scan.scan import Scan
-from metaserver.planner.view.view import ROW_BITS, TableView
+from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
+from seamark.metaserver.index.keys.keys import Keys, Mask, keys_of
+from seamark.metaserver.index.keys.terms import resolve_id
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
+from seamark.metaserver.planner.rows.data_columns import DataRows
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.view.view import ROW_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
 """Limit of the delete files that one request reads; rows that further delete files apply to are undecided."""

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from metaserver.iceberg.expressions.expression import ORDERED, Always, And, Bound, Expression, Or
-from metaserver.iceberg.types.values import FLOATS
-from metaserver.index.files.definitions import IndexDefinition
-from metaserver.index.keys.keys import Bits, KeyRanges
-from metaserver.index.kinds.bits import none_of
-from metaserver.index.kinds.questions import PredicateKey, key_of_predicate
-from metaserver.planner.indexes.resolver import BitmapIndex
-from metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
+from seamark.metaserver.iceberg.expressions.expression import ORDERED, Always, And, Bound, Expression, Or
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.keys.keys import Bits, KeyRanges
+from seamark.metaserver.index.kinds.bits import none_of
+from seamark.metaserver.index.kinds.questions import PredicateKey, key_of_predicate
+from seamark.metaserver.planner.indexes.resolver import BitmapIndex
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 _ROWS_MAX = 1 << 32
 """Row limit of one file: indexes and answers have positions of 32 bits, but a manifest may state more rows."""

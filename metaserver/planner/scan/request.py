@@ -7,15 +7,15 @@ from functools import cached_property
 
 import msgspec
 
-from metaserver.errors import BadRequest
-from metaserver.iceberg.expressions.binding import bind, terms_of
-from metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, Unbound, all_of, predicates_of
-from metaserver.iceberg.expressions.projection import ProjectedExpression, project
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.snapshot import Snapshot
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.values import decimal_scale
-from metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
+from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, Unbound, all_of, predicates_of
+from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, project
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.values import decimal_scale
+from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 _LONG_CHARACTERS = 30_000
 """Length of a bound filter's text; some hundreds of values, about a millisecond of work."""

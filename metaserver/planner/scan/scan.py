@@ -7,17 +7,17 @@ from types import MappingProxyType
 
 import msgspec
 
-from metaserver.iceberg.expressions.evaluation import may_match
-from metaserver.iceberg.expressions.expression import Expression
-from metaserver.iceberg.expressions.projection import ProjectedExpression, deciding_fields, project
-from metaserver.iceberg.expressions.residuals import Residuals
-from metaserver.iceberg.metadata.metadata import TableMetadata
-from metaserver.iceberg.metadata.partition import PartitionSpec
-from metaserver.iceberg.types.schema import Schema
-from metaserver.iceberg.types.values import Value
-from metaserver.index.blocks.packing import Longs
-from metaserver.planner.deletes.delete_index import DeleteIndex
-from metaserver.planner.view.view import TableView, comparable
+from seamark.metaserver.iceberg.expressions.evaluation import may_match
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, deciding_fields, project
+from seamark.metaserver.iceberg.expressions.residuals import Residuals
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.view.view import TableView, comparable
 
 _RESIDUALS_MAX = 1024
 """Cached residuals of one plan. A spec usually has few partitions compared with files."""

@@ -22,7 +22,7 @@ import zlib
 
 import msgspec
 
-from metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 
 VERSION = 2
 _PURPOSE = "scan-planning"

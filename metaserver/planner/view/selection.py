@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.index.blocks.packing import Longs
-from metaserver.index.kernels import _scan
-from metaserver.planner.view.view import TableView
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.kernels import _scan
+from seamark.metaserver.planner.view.view import TableView
 
 Expired = Callable[[], bool]
 

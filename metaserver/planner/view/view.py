@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from metaserver.iceberg.manifests.manifest import ManifestFile
-from metaserver.iceberg.types.values import decimal_scale
-from metaserver.index.blocks.block import Block, ColumnEntry
-from metaserver.index.blocks.packing import NONE, Form, Longs, Packed
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.types.values import decimal_scale
+from seamark.metaserver.index.blocks.block import Block, ColumnEntry
+from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, Packed
 
 Flags = npt.NDArray[np.uint8]
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from connector.client.errors import NotFound
-from connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanTableRequest, PlanView, Reference, View
-from connector.trino.rewriter import Limits, Rewriter
+from seamark.connector.client.errors import NotFound
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanTableRequest, PlanView, Reference, View
+from seamark.connector.trino.rewriter import Limits, Rewriter
 
 COLUMNS = {
     "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},

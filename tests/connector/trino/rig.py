@@ -11,9 +11,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from connector.trino.proxy import Proxy, ProxySettings, open_proxy
-from connector.trino.rewriter import Limits
-from connector.trino.server import bind, serving
+from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
+from seamark.connector.trino.rewriter import Limits
+from seamark.connector.trino.server import bind, serving
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 CATALOG = "lake"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector.trino.protocol.circuit_breaker import FAILURES_MAX, PATIENCE_MAX_S, PATIENCE_S, Breaker
+from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX, PATIENCE_MAX_S, PATIENCE_S, Breaker
 
 
 class Hands:

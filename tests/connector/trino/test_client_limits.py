@@ -12,8 +12,8 @@ import pytest
 import structlog
 from aiohttp import web
 
-from connector.trino.proxy import ProxySettings
-from connector.trino.server import limits_of
+from seamark.connector.trino.proxy import ProxySettings
+from seamark.connector.trino.server import limits_of
 from tests.connector.trino.rig import Fake, Rig, faked, listening, proxied
 from tests.server.test_connections import Wire
 from tests.server.test_tls import Authority

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from connector.trino.protocol.circuit_breaker import FAILURES_MAX
+from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from tests.connector.trino.protocol import (
     END,
     PLAN_ID,
@@ -357,7 +357,7 @@ async def test_whatever_comes_out_of_the_queue_the_client_asks_for_itself(page: 
 
 
 async def test_a_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connector.trino.proxy._QUEUE_S", 0.05)
+    monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/2")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from connector.client.errors import Forbidden, ServerFailed
-from connector.plans.async_client import JoinOutcome, JoinRequest, KnownTable, PlanTableAnswer, PlanTableRequest
-from connector.plans.joins import SMALL_BYTES, TIMES_SMALLER
-from connector.trino.protocol.sessions import Session
-from connector.trino.rewriter import Limits, Rewriting
+from seamark.connector.client.errors import Forbidden, ServerFailed
+from seamark.connector.plans.async_client import JoinOutcome, JoinRequest, KnownTable, PlanTableAnswer, PlanTableRequest
+from seamark.connector.plans.joins import SMALL_BYTES, TIMES_SMALLER
+from seamark.connector.trino.protocol.sessions import Session
+from seamark.connector.trino.rewriter import Limits, Rewriting
 from tests.connector.trino.played import PATIENT, Seamark, rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES

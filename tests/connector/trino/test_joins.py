@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connector.trino.statements.scans import scans
+from seamark.connector.trino.statements.scans import scans
 
 TABLES = {
     "sales": {"s_item": "long", "s_day": "date", "s_ship": "date", "s_cust": "int", "price": "decimal(9, 2)"},

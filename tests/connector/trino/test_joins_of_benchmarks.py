@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.ssb.queries import QUERIES
-from connector.plans.async_client import KnownTable
-from connector.plans.joins import Partner, PlannedScan, partners
-from connector.trino.statements.scans import scans
+from seamark.connector.plans.async_client import KnownTable
+from seamark.connector.plans.joins import Partner, PlannedScan, partners
+from seamark.connector.trino.statements.scans import scans
 
 MB = 1 << 20
 SSB = {

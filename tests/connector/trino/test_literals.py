@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connector.trino.statements.scans import scans
+from seamark.connector.trino.statements.scans import scans
 
 BEYOND = [
     "2147483647 + 1",

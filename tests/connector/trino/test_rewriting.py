@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
-from connector.plans.async_client import PlanTableAnswer, PlanTableRequest
-from connector.trino.protocol import circuit_breaker
-from connector.trino.protocol.circuit_breaker import FAILURES_MAX
-from connector.trino.protocol.sessions import Session, prepare, session_of
-from connector.trino.rewriter import Limits, Rewriting
-from connector.trino.statements import statement_cache as reading
+from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
+from seamark.connector.plans.async_client import PlanTableAnswer, PlanTableRequest
+from seamark.connector.trino.protocol import circuit_breaker
+from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
+from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
+from seamark.connector.trino.rewriter import Limits, Rewriting
+from seamark.connector.trino.statements import statement_cache as reading
 from tests.connector.trino.played import Seamark, rewriter
 
 SESSION = Session(catalog="lake", schema="db")
@@ -135,7 +135,7 @@ async def test_every_statement_asks_anew() -> None:
 
 
 async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connector.trino.rewriter._VAIN_S", 600.0)
+    monkeypatch.setattr("seamark.connector.trino.rewriter._VAIN_S", 600.0)
     server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as made:
@@ -147,7 +147,7 @@ async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pyte
         await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await made.rewrite(statement + " ", SESSION)
         assert len(server.asked) == 3
-    monkeypatch.setattr("connector.trino.rewriter._VAIN_S", 0.0)
+    monkeypatch.setattr("seamark.connector.trino.rewriter._VAIN_S", 0.0)
     server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"plan_snapshot_id": None})
     async with rewriter(server) as made:
         assert (await made.rewrite(statement, SESSION)).statement is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from connector.trino.protocol.access_rules import Used, Verdict, judge
+from seamark.connector.trino.protocol.access_rules import Used, Verdict, judge
 from tests.connector.trino.protocol import rules_of, table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from connector.plans.splices import splice
-from connector.trino.statements.lexer import Executed, executed
-from connector.trino.statements.scans import Scan, replacement, scans
+from seamark.connector.plans.splices import splice
+from seamark.connector.trino.statements.lexer import Executed, executed
+from seamark.connector.trino.statements.scans import Scan, replacement, scans
 
 TABLES = {
     "orders": {"o_key": "long", "o_day": "date", "o_cust": "long", "status": "string"},

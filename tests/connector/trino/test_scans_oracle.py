@@ -15,10 +15,10 @@ import duckdb
 import msgspec
 import pytest
 
-from connector.plans.splices import splice
-from connector.trino.statements.scans import Scan, replacement, scans
-from metaserver.iceberg.expressions.sql import parse_sql
-from metaserver.iceberg.types import schema as ours
+from seamark.connector.plans.splices import splice
+from seamark.connector.trino.statements.scans import Scan, replacement, scans
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.types import schema as ours
 from tests.connector.trino.statements import Statements, Stored, quoted
 from tests.planner.schemas import Field, Schema
 

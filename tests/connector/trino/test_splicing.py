@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connector.plans.splices import Replacement, splice
+from seamark.connector.plans.splices import Replacement, splice
 
 
 def test_everything_else_stays_as_it_was() -> None:

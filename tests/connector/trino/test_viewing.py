@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from connector.client.errors import Forbidden, NotFound
-from connector.plans.async_client import KnownTable, Name, PlanTableRequest, View
-from connector.trino.protocol.sessions import Session
-from connector.trino.rewriter import Rewriting
-from connector.trino.statements.views import DEPTH_MAX, VIEWS_MAX
+from seamark.connector.client.errors import Forbidden, NotFound
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableRequest, View
+from seamark.connector.trino.protocol.sessions import Session
+from seamark.connector.trino.rewriter import Rewriting
+from seamark.connector.trino.statements.views import DEPTH_MAX, VIEWS_MAX
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
 from tests.connector.trino.played import READER, Seamark, rewriter
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import duckdb
 import pytest
 
-from connector.plans.splices import Replacement, splice
-from connector.trino.statements.scans import Scan, kinds, replacement, scans
-from connector.trino.statements.scopes import COMPUTED
-from connector.trino.statements.views import BEFORE, over_text
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.trino.statements.scans import Scan, kinds, replacement, scans
+from seamark.connector.trino.statements.scopes import COMPUTED
+from seamark.connector.trino.statements.views import BEFORE, over_text
 from tests.connector.trino.statements import Statements, Stored, quoted
 from tests.connector.trino.test_scans_oracle import Told, lakes, pruned, rows_of
 

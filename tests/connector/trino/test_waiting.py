@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from connector.trino.protocol import queued_statements
-from connector.trino.protocol.queued_statements import Waiting
-from connector.trino.rewriter import Limits
+from seamark.connector.trino.protocol import queued_statements
+from seamark.connector.trino.protocol.queued_statements import Waiting
+from seamark.connector.trino.rewriter import Limits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from connector.client.errors import ClientError, ServerFailed
-from connector.plans.async_client import Name
-from connector.trino.protocol.plan_withdrawal import Withdrawing
+from seamark.connector.client.errors import ClientError, ServerFailed
+from seamark.connector.plans.async_client import Name
+from seamark.connector.trino.protocol.plan_withdrawal import Withdrawing
 from tests.waits import until
 
 T, U = ("db", "t"), ("db", "u")
