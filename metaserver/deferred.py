@@ -15,6 +15,7 @@ mypy and import-linter understand:
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,3 +31,16 @@ class Deferred:
         value = getattr(importlib.import_module(self._name), attribute)
         setattr(self, attribute, value)  # later accesses bypass __getattr__
         return value
+
+
+def exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """The `__getattr__` (PEP 562) of a package that offers names of other modules: module -> names. A module is
+    imported when one of its names is first used."""
+    modules = {name: module for module, exported in names.items() for name in exported}
+
+    def get(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return get

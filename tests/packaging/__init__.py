@@ -1,0 +1,1 @@
+"""Tests of what is installed: the wheel, its extras and what each import needs."""

@@ -1,0 +1,155 @@
+"""What each part of the package imports: only the libraries of its extra, and only when it is used."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+PARTS = {
+    "client": ((), ("seamark", "seamark.connector", "seamark.cache.memory")),
+    "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
+    "trino": (("trino",), ("seamark.connector.trino",)),
+    "server": (("server", "otel"), ("seamark.metaserver", "seamark.cache")),
+}
+"""Part -> extras that it needs; packages all of whose modules they let one import."""
+ELSEWHERE = ("seamark.connector.spark", "seamark.connector.trino", "seamark.connector.plans")
+"""Below seamark.connector, and no part of the client."""
+COMMANDS_OF_TRINO = ("seamark.metaserver.cli.trino_proxy",)
+
+IMPORT_ALL = """
+import importlib, sys
+from importlib.machinery import PathFinder
+
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
+for name in NAMES:
+    importlib.import_module(name)
+"""
+
+
+def requirements(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        yield re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]
+
+
+def closure(names: Iterator[str]) -> set[str]:
+    """Normalised names of these distributions and of all that they require, as far as they are installed."""
+    todo, found = list(names), set()
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        required = [line for line in distribution(name).requires or () if "extra ==" not in line]
+        todo += [one for one in requirements(required) if is_installed(one)]
+    return found
+
+
+def is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def top_modules(names: set[str]) -> set[str]:
+    """The modules that these distributions put on the path."""
+    return {
+        path.parts[0].removesuffix(".py").partition(".")[0]
+        for name in names
+        for path in distribution(name).files or ()
+        if path.suffix in (".py", ".so") and not path.parts[0].startswith(("..", "__"))
+    }
+
+
+def everything() -> set[str]:
+    """All libraries that the project names."""
+    listed = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
+    return closure(name for name in requirements(listed) if is_installed(name))
+
+
+def modules_below(package: str) -> Iterator[str]:
+    folder = REPO.joinpath(*package.split("."))
+    if not folder.is_dir():
+        yield package
+        return
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(REPO).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_of(part: str) -> list[str]:
+    packages = PARTS[part][1]
+    found = []
+    for package in packages:
+        names = [package] if package == "seamark" else modules_below(package)
+        for name in names:
+            if part == "client" and name.startswith(ELSEWHERE):
+                continue
+            if part == "server" and name.startswith(COMMANDS_OF_TRINO):
+                continue
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_imports_with_the_libraries_of_its_extra_alone(part: str) -> None:
+    listed = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
+    allowed = closure(requirements(listed))
+    hidden = top_modules(everything()) - top_modules(allowed)
+    assert hidden
+    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules_of(part)!r}\n{IMPORT_ALL}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("imported", "kept_out"),
+    [
+        ("seamark", ("pyarrow", "numpy", "aiohttp", "pyspark", "sqlglot", "seamark.connector")),
+        ("seamark.spark", ("pyspark", "aiohttp", "sqlglot")),
+        ("seamark.metaserver.cli.main", ("pyarrow", "numpy", "aiohttp", "rich", "seamark.metaserver.server")),
+    ],
+)
+def test_an_import_waits_for_the_first_use(imported: str, kept_out: tuple[str, ...]) -> None:
+    script = f"import sys, {imported}; print([name for name in {kept_out!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_client_never_imports_the_server() -> None:
+    """Neither directly nor through another module; `seamark` names all that a user imports from it."""
+    script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[2] for name in done.stdout.split() if name.startswith("seamark.metaserver.")}
+    assert rooms >= {"iceberg", "index"}
+    assert rooms.isdisjoint({"access", "api", "catalog", "cli", "commits", "objects", "planner", "server", "store"})
+
+
+def test_our_modules_are_imported_below_seamark_alone() -> None:
+    """`import metaserver` finds the same files in a checkout, as other modules: classes would exist twice."""
+    bare = re.compile(r"^\s*(?:from|import|cimport) (?:metaserver|connector|cache)(?:\.| import|$)", re.MULTILINE)
+    files = [
+        path
+        for folder in ("metaserver", "connector", "cache", "tests", "bench", "docs")
+        for path in (REPO / folder).rglob("*")
+        if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md")
+    ]
+    assert len(files) > 500
+    assert [str(path) for path in files if bare.search(path.read_text())] == []

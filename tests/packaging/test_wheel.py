@@ -1,0 +1,99 @@
+"""The wheel in new environments: each extra with its libraries, beside a distribution named `cache`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+USES = {
+    "": "import seamark; seamark.SeamarkClient; seamark.upsert; seamark.scan",
+    "spark": "from seamark.spark import write, sql, register",
+    "trino": "import seamark.metaserver.cli.trino_proxy",
+    "server": "import seamark.metaserver.server",
+}
+"""Extra -> what it is for."""
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(one) for one in command], cwd=cwd, env=given | env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def build(source: Path, folder: Path, name: str) -> Path:
+    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
+    run(*pip, "-w", folder, source, cwd=folder)
+    (built,) = folder.glob(f"{name}-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    return build(REPO, folder, "seamark")
+
+
+@pytest.fixture(scope="module")
+def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A distribution of somebody else, with packages of the names that our folders have."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "cache"\nversion = "1"\n[tool.setuptools]\npackages = ["cache", "connector", "metaserver"]\n'
+    )
+    for name in ("cache", "connector", "metaserver"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"OWNER = 'somebody else, {name}'\n")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        folder,
+        cwd=folder,
+    )
+    (built,) = folder.glob("cache-*.whl")
+    return built
+
+
+def test_the_wheel_holds_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {"seamark", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
+    assert any(name.startswith("seamark/metaserver/index/kernels/_scan.") and name.endswith(".so") for name in names)
+    assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
+
+
+@pytest.mark.parametrize("extra", USES)
+def test_each_extra_works_in_an_environment_of_its_own(
+    extra: str, wheel: Path, other_cache: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+    run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", wanted, other_cache, cwd=tmp_path)
+    run(python, "-c", USES[extra], cwd=tmp_path)
+    for name in ("cache", "connector", "metaserver"):
+        assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
+    seamark = tmp_path / "venv" / "bin" / "seamark"
+    assert "trino-proxy" in run(seamark, "--help", cwd=tmp_path)
+    if extra != "server":
+        refused = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert "pip install 'seamark[server]'" in refused.stderr
