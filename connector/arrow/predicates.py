@@ -15,7 +15,9 @@ from seamark.metaserver.iceberg.types.schema import Schema
 if TYPE_CHECKING:
     from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")  # every worker of Spark imports this module, and few parse SQL
+    sql = Deferred(
+        "seamark.metaserver.iceberg.expressions.sql"
+    )  # every worker of Spark imports this module, and few parse SQL
 
 
 def exactly(where: str | Any, schema: Schema) -> Expression:

@@ -16,7 +16,14 @@ from seamark.metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN
 from seamark.metaserver.api.commits.commits import COMMITTED_SCHEMA
 from seamark.metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from seamark.metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
-from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, describe, description_of, is_described
+from seamark.metaserver.api.http.describe import (
+    Description,
+    Parameter,
+    ResponseSpec,
+    describe,
+    description_of,
+    is_described,
+)
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA

@@ -20,22 +20,27 @@ from seamark.connector.client.indexes import Index, IndexClient
 from seamark.metaserver import errors
 from seamark.metaserver.cli.connecting import connected, served_at
 from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.on_demand import OnDemand
+from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.options import CONTEXT, settings_flags
 from seamark.metaserver.cli.terminal import open_console, say
 from seamark.metaserver.index.keys.terms import split_arguments
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 
-_COMMANDS = OnDemand(
-    {
-        "build": "seamark.metaserver.cli.build:build_command",
-        "verify": "seamark.metaserver.cli.index_verify:verify_command",
-        "rebuild-registry": "seamark.metaserver.cli.index_verify:rebuild_registry_command",
-    }
-)
+_COMMANDS = {
+    "build": DeferredCommand(
+        "seamark.metaserver.cli.build:build_command", "Builds the index files that a table's indexes lack."
+    ),
+    "verify": DeferredCommand(
+        "seamark.metaserver.cli.index_verify:verify_command", "Checks a table's indexes against its data."
+    ),
+    "rebuild-registry": DeferredCommand(
+        "seamark.metaserver.cli.index_verify:rebuild_registry_command",
+        "Registers the index files that the server does not list.",
+    ),
+}
 
 
-@click.group(context_settings=CONTEXT, commands=_COMMANDS)
+@click.group(context_settings=CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
 def index() -> None:
     """Defines, builds and verifies indexes of a table, which prune files in addition to column statistics.
 

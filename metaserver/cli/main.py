@@ -6,30 +6,46 @@ command are imported when it runs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
+from typing import TYPE_CHECKING
 
 import click
 
-from seamark.metaserver.cli.on_demand import OnDemand
+from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.options import CONTEXT
+from seamark.metaserver.deferred import Deferred
 
-_COMMANDS = OnDemand(
-    {
-        "serve": "seamark.metaserver.cli.serve:serve",
-        "token": "seamark.metaserver.cli.access:token",
-        "grant": "seamark.metaserver.cli.access:grant",
-        "keys": "seamark.metaserver.cli.keys:keys",
-        "explain": "seamark.metaserver.cli.explain:explain",
-        "buckets": "seamark.metaserver.cli.buckets:buckets",
-        "index": "seamark.metaserver.cli.index:index",
-        "indexer": "seamark.metaserver.cli.indexer:indexer",
-        "trino-proxy": "seamark.metaserver.cli.trino_proxy:trino_proxy",
-    }
-)
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = Deferred("importlib.metadata")  # takes longer than all of ours
+
+_COMMANDS = {
+    "serve": DeferredCommand(
+        "seamark.metaserver.cli.serve:serve", "Starts the server and stays until SIGTERM or Ctrl-C.", "server"
+    ),
+    "token": DeferredCommand(
+        "seamark.metaserver.cli.access:token", "Makes, lists and revokes bearer tokens.", "server"
+    ),
+    "grant": DeferredCommand(
+        "seamark.metaserver.cli.access:grant", "Gives and takes roles: reader, writer or admin.", "server"
+    ),
+    "keys": DeferredCommand("seamark.metaserver.cli.keys:keys", "Replaces the keys that sign tokens.", "server"),
+    "explain": DeferredCommand("seamark.metaserver.cli.explain:explain", "Shows how a scan of a table is planned."),
+    "buckets": DeferredCommand("seamark.metaserver.cli.buckets:buckets", "Shows how large a table's buckets are."),
+    "index": DeferredCommand("seamark.metaserver.cli.index:index", "Creates, builds, verifies and lists indexes."),
+    "indexer": DeferredCommand(
+        "seamark.metaserver.cli.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
+    ),
+    "trino-proxy": DeferredCommand(
+        "seamark.metaserver.cli.trino_proxy:trino_proxy",
+        "Serves Trino's client protocol and prunes the files of its queries.",
+        "trino",
+    ),
+}
 
 
-@click.group(context_settings=CONTEXT, commands=_COMMANDS)
+@click.group(context_settings=CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
 @click.version_option(package_name="seamark", prog_name="seamark")
 def cli() -> None:
     """Seamark: an Iceberg REST catalog that knows where the rows are.
@@ -47,7 +63,7 @@ def cli() -> None:
 @cli.command(context_settings=CONTEXT)
 def version() -> None:
     """Prints the versions of Seamark and of Python."""
-    click.echo(f"seamark {importlib.metadata.version('seamark')} (Python {platform.python_version()})")
+    click.echo(f"seamark {metadata.version('seamark')} (Python {platform.python_version()})")
 
 
 def main() -> None:

@@ -1,50 +1,67 @@
-"""Commands that are imported when they run: importing the server takes a second of CPU, which `seamark explain` does
-not need."""
+"""Groups of commands that import a command's module when it runs.
+
+The server's modules take a second of CPU, and neither `seamark --help` nor `seamark explain` needs them.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
 
-class OnDemand(MutableMapping[str, click.Command]):
-    """For `click.Group(commands=…)`. `places` maps names of commands to `module:attribute`."""
+@dataclass(frozen=True)
+class DeferredCommand:
+    place: str
+    """`module:attribute` of the command."""
+    help: str
+    """What the list of commands says: the first sentence of the command's own help."""
+    extra: str | None = None
+    """The extra of the distribution that the command needs, as in `pip install 'seamark[server]'`."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = dict(places)
-        self._loaded: dict[str, click.Command] = {}
-
-    def __getitem__(self, name: str) -> click.Command:
-        command = self._loaded.get(name)
-        if command is None:
-            module, _, attribute = self._places[name].partition(":")
-            command = self._loaded[name] = _imported(module, attribute)
+    def load(self) -> click.Command:
+        """UsageError naming the extra where one of its libraries is not installed."""
+        module, _, attribute = self.place.partition(":")
+        # What imports make stays; to look through all of it for garbage, again and again, takes a sixth of their time.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if self.extra is None or (error.name or "").startswith("seamark"):
+                raise
+            raise click.UsageError(
+                f"this command needs the library {error.name}: pip install 'seamark[{self.extra}]'"
+            ) from None
+        finally:
+            if collecting:
+                gc.enable()
         return command
 
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._loaded[name] = command
 
-    def __delitem__(self, name: str) -> None:
-        self._loaded.pop(name, None)
-        self._places.pop(name, None)
+class DeferredGroup(click.Group):
+    """For `click.group(cls=DeferredGroup, deferred=…)`; commands may also be added as to any group."""
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places.keys() | self._loaded.keys())
+    def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._deferred = dict(deferred)
 
-    def __len__(self) -> int:
-        return len(self._places.keys() | self._loaded.keys())
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._deferred.keys() | self.commands.keys())
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._deferred:
+            self.commands[cmd_name] = self._deferred[cmd_name].load()
+        return super().get_command(ctx, cmd_name)
 
-def _imported(module: str, attribute: str) -> click.Command:
-    # Imported objects are not garbage; repeated collections would take a sixth of the import time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-    finally:
-        if collecting:
-            gc.enable()
-    return command
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, self._deferred[name].help if name in self._deferred else self.commands[name].get_short_help_str(100))
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

@@ -21,7 +21,15 @@ from obstore import exceptions
 from obstore.store import S3Store
 
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, SeamarkError, StorageError, TooLarge
+from seamark.metaserver.errors import (
+    BadRequest,
+    ObjectExists,
+    ObjectMissing,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+    TooLarge,
+)
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, check_range
 from seamark.metaserver.settings import Settings

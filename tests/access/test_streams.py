@@ -12,7 +12,15 @@ import pytest
 from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import CreateEntry, CreateNamespace, Entry, EntryKind, Grant, PointerStore, RemoveGrant
+from seamark.metaserver.store.port import (
+    CreateEntry,
+    CreateNamespace,
+    Entry,
+    EntryKind,
+    Grant,
+    PointerStore,
+    RemoveGrant,
+)
 from tests.server.rig import Running, running, some_settings
 
 GRANT = Grant("ann", "reader", ("db",))

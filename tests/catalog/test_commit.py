@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.catalog.commit import CommitEvent
-from seamark.metaserver.catalog.values import Caller, CreateTable, IdempotencyKey, LoadedTable, TableChange, TableIdentifier
+from seamark.metaserver.catalog.values import (
+    Caller,
+    CreateTable,
+    IdempotencyKey,
+    LoadedTable,
+    TableChange,
+    TableIdentifier,
+)
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import (
     AlreadyExists,

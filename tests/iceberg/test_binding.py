@@ -15,7 +15,18 @@ from hypothesis import strategies as st
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Not, Op, Or, Unbound
+from seamark.metaserver.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Bound,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+)
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.iceberg.types.reading import read
 from seamark.metaserver.iceberg.types.schema import Schema

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from seamark.metaserver.errors import BadRequest, CommitConflict, Corrupt
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.new_table import new_table
-from seamark.metaserver.iceberg.metadata.requirements import TABLE_REQUIREMENTS, check_requirements, check_view_requirements
+from seamark.metaserver.iceberg.metadata.requirements import (
+    TABLE_REQUIREMENTS,
+    check_requirements,
+    check_view_requirements,
+)
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
 from seamark.metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
 from seamark.metaserver.iceberg.views.view import decode_view, encode_view

@@ -37,7 +37,12 @@ from pyiceberg.types import (
 )
 
 from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile, decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.manifest import (
+    FieldSummary,
+    ManifestFile,
+    decode_manifest,
+    decode_manifest_list,
+)
 from tests.iceberg import manifest_files as files
 
 DAY, MOMENT = date(2026, 11, 21), datetime(2026, 11, 21, 12, 30, 0, 5)

@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from seamark.metaserver.errors import BadRequest, Corrupt
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from seamark.metaserver.iceberg.manifests.entry_avro import avro_name
-from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile, decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.manifest import (
+    FieldSummary,
+    ManifestFile,
+    decode_manifest,
+    decode_manifest_list,
+)
 from seamark.metaserver.iceberg.manifests.writer import (
     ManifestEntry,
     assign_first_row_ids,

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
-from seamark.metaserver.index.keys.terms import LOWER, format_term, lowered, parse_term, resolve, resolve_id, split_arguments
+from seamark.metaserver.index.keys.terms import (
+    LOWER,
+    format_term,
+    lowered,
+    parse_term,
+    resolve,
+    resolve_id,
+    split_arguments,
+)
 
 INSIDE = StructType((Field(21, "b", False, "string"), Field(22, "when", False, "timestamptz")))
 SCHEMA = Schema(

@@ -133,6 +133,15 @@ def test_an_import_waits_for_the_first_use(imported: str, kept_out: tuple[str, .
     assert done.stdout.strip() == "[]"
 
 
+def test_help_imports_no_command() -> None:
+    script = (
+        "import sys; from click.testing import CliRunner; from seamark.metaserver.cli.main import cli;"
+        "assert 'trino-proxy' in CliRunner().invoke(cli, ['--help']).output; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()).isdisjoint({"aiohttp", "numpy", "pyarrow", "rich", "importlib.metadata"})
+
+
 def test_the_client_never_imports_the_server() -> None:
     """Neither directly nor through another module; `seamark` names all that a user imports from it."""
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"

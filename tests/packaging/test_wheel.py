@@ -93,6 +93,8 @@ def test_each_extra_works_in_an_environment_of_its_own(
         assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
     seamark = tmp_path / "venv" / "bin" / "seamark"
     assert "trino-proxy" in run(seamark, "--help", cwd=tmp_path)
+    for command in ("explain", "buckets", "index", "indexer"):
+        assert "TABLE" in run(seamark, command, "--help", cwd=tmp_path) or command == "indexer"
     if extra != "server":
         refused = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert refused.returncode == 2

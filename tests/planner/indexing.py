@@ -39,7 +39,14 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import CreateEntry, CreateNamespace, Entry, IndexFileState, PointerStore, RegisteredIndexFile
+from seamark.metaserver.store.port import (
+    CreateEntry,
+    CreateNamespace,
+    Entry,
+    IndexFileState,
+    PointerStore,
+    RegisteredIndexFile,
+)
 from tests.planner import partitioning
 from tests.planner.kinds import V3_ONLY, base, decimal_parts, fixed_length
 from tests.planner.lake import DataFile, Lake

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.metaserver.planner.scan.tokens import ROWS_MAX, TOKENS_BYTES_MAX, VERSION, PinnedRequest, Tokens, pack, page_count
+from seamark.metaserver.planner.scan.tokens import (
+    ROWS_MAX,
+    TOKENS_BYTES_MAX,
+    VERSION,
+    PinnedRequest,
+    Tokens,
+    pack,
+    page_count,
+)
 from tests.access.keyrings import fixed_keyring
 
 ids = st.integers(-(2**63), 2**63 - 1)

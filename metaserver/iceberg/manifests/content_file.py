@@ -20,7 +20,12 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types import values
 from seamark.metaserver.iceberg.types.reading import Int32
-from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION, LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.metaserver.iceberg.types.reserved import (
+    DELETED_PATH,
+    DELETED_POSITION,
+    LAST_UPDATED_SEQUENCE_NUMBER,
+    ROW_ID,
+)
 from seamark.metaserver.iceberg.types.schema import StructType, Type, is_primitive, type_name
 from seamark.metaserver.iceberg.types.transforms import VOID, canonical, is_known, values_type
 from seamark.metaserver.iceberg.types.types import base_name

@@ -32,7 +32,15 @@ import pyarrow as pa
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.iceberg.files.budget import expanded_bytes
 from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value, decimal_precision, decimal_scale
+from seamark.metaserver.iceberg.types.values import (
+    FLOATS,
+    INTS,
+    LONGS,
+    TIMESTAMPS,
+    Value,
+    decimal_precision,
+    decimal_scale,
+)
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, all_of, predicates_of, replaced
+from seamark.metaserver.iceberg.expressions.expression import (
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Op,
+    all_of,
+    predicates_of,
+    replaced,
+)
 from seamark.metaserver.iceberg.expressions.projection import inclusive
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.transforms import IDENTITY

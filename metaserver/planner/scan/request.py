@@ -9,7 +9,16 @@ import msgspec
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
-from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Op, Unbound, all_of, predicates_of
+from seamark.metaserver.iceberg.expressions.expression import (
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Unbound,
+    all_of,
+    predicates_of,
+)
 from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, project
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
