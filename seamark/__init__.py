@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 from seamark.metaserver.deferred import exports
 
 if TYPE_CHECKING:
-    from seamark.connector.client import At, SeamarkClient
-    from seamark.connector.errors import Conflict, Refused
-    from seamark.connector.reading import scan
-    from seamark.connector.upserts import delete, upsert
-    from seamark.connector.writing import append, overwrite, overwrite_partitions
+    from seamark.connector.client.client import At, SeamarkClient
+    from seamark.connector.client.commits import CommitClient
+    from seamark.connector.client.errors import Conflict, Refused
+    from seamark.connector.client.indexes import IndexClient
+    from seamark.connector.read.scans import scan
+    from seamark.connector.write.appends import append, overwrite, overwrite_partitions
+    from seamark.connector.write.upserts import delete, upsert
 
 __all__ = [
     "At",
+    "CommitClient",
     "Conflict",
+    "IndexClient",
     "Refused",
     "SeamarkClient",
     "append",
@@ -34,10 +38,12 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "seamark.connector.client": ("At", "SeamarkClient"),
-        "seamark.connector.errors": ("Conflict", "Refused"),
-        "seamark.connector.reading": ("scan",),
-        "seamark.connector.upserts": ("delete", "upsert"),
-        "seamark.connector.writing": ("append", "overwrite", "overwrite_partitions"),
+        "seamark.connector.client.client": ("At", "SeamarkClient"),
+        "seamark.connector.client.commits": ("CommitClient",),
+        "seamark.connector.client.errors": ("Conflict", "Refused"),
+        "seamark.connector.client.indexes": ("IndexClient",),
+        "seamark.connector.read.scans": ("scan",),
+        "seamark.connector.write.appends": ("append", "overwrite", "overwrite_partitions"),
+        "seamark.connector.write.upserts": ("delete", "upsert"),
     },
 )

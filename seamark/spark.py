@@ -1,5 +1,7 @@
-"""Seamark from PySpark: sessions, readers, writers and jobs. A module is imported when one of its names is first
-used."""
+"""Seamark from PySpark: sessions, readers, writers and jobs.
+
+A module is imported when one of its names is first used: each of Spark's Python workers imports this, and few write.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from typing import TYPE_CHECKING
 from seamark.metaserver.deferred import exports
 
 if TYPE_CHECKING:
-    from seamark.connector.spark.clustering import Through, cluster
-    from seamark.connector.spark.querying import rewritten, sql
+    from seamark.connector.spark.frames.clustering import Through, cluster
+    from seamark.connector.spark.frames.writes import write
+    from seamark.connector.spark.query.queries import rewritten, sql
     from seamark.connector.spark.session import connect, iceberg_jars, read, session_conf
-    from seamark.connector.spark.source import register
-    from seamark.connector.spark.writing import write
+    from seamark.connector.spark.source.source import register
 
 __all__ = [
     "Through",
@@ -30,10 +32,10 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "seamark.connector.spark.clustering": ("Through", "cluster"),
-        "seamark.connector.spark.querying": ("rewritten", "sql"),
+        "seamark.connector.spark.frames.clustering": ("Through", "cluster"),
+        "seamark.connector.spark.frames.writes": ("write",),
+        "seamark.connector.spark.query.queries": ("rewritten", "sql"),
         "seamark.connector.spark.session": ("connect", "iceberg_jars", "read", "session_conf"),
-        "seamark.connector.spark.source": ("register",),
-        "seamark.connector.spark.writing": ("write",),
+        "seamark.connector.spark.source.source": ("register",),
     },
 )

@@ -1,9 +1,9 @@
 """When are rows that bitmap indexes choose read faster than by Iceberg's own reader, and what does a full scan cost?
 
 One Spark, two tables, two readers, the same query in turns: `format("seamark")` with the predicate, and Iceberg's
-reader over the files that the server planned; then what `seamark.connector.spark.session.read` makes of it, one of the two.
-Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more key,
-by which each file is in order, few row groups hold all rows of a value. All three must find the same.
+reader over the files that the server planned; then what `seamark.connector.spark.session.read` makes of it, one of the
+two. Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more
+key, by which each file is in order, few row groups hold all rows of a value. All three must find the same.
 
 The smaller table has row groups of 4 MB, so that there are some to skip; the larger Iceberg's of 128 MB, in which only
 pages are left out. Their files lie below `.cache/bench/writing` and are made when they are not there.

@@ -106,8 +106,8 @@ class PythonWriter(_Ours):
 
 
 class SparkWriter(_Ours):
-    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the driver would
-    do."""
+    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the driver
+    would do."""
 
     def __init__(self, name: str, table: OurTable, *, way: str | None = None, by_tasks: bool = False) -> None:
         super().__init__(name, table, way=way)

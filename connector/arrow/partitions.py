@@ -1,8 +1,8 @@
 """Rows by partition: the transforms of a spec over Arrow columns, and which rows make the same tuple.
 
-The rule kept: a row goes where `seamark.metaserver.iceberg.types.transforms` says that its values go, which is where Java's
-writers put it. Numbers and strings are computed a column at a time; what is left, wide decimals and the buckets of
-decimals, by that very function, once for each distinct value. Values are in the form of `expressions.py`.
+The rule kept: a row goes where `seamark.metaserver.iceberg.types.transforms` says that its values go, which is where
+Java's writers put it. Numbers and strings are computed a column at a time; what is left, wide decimals and the buckets
+of decimals, by that very function, once for each distinct value. Values are in the form of `expressions.py`.
 """
 
 from __future__ import annotations

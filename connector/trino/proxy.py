@@ -44,7 +44,14 @@ from seamark.connector.trino.protocol.forwarder import (
     read_at_most,
     rest_of,
 )
-from seamark.connector.trino.protocol.held_statements import FORBIDDEN, UNREAD, Failure, HeldStatement, TrinoAnswer, target_of
+from seamark.connector.trino.protocol.held_statements import (
+    FORBIDDEN,
+    UNREAD,
+    Failure,
+    HeldStatement,
+    TrinoAnswer,
+    target_of,
+)
 from seamark.connector.trino.protocol.metrics import Counts
 from seamark.connector.trino.protocol.queued_statements import Waiting
 from seamark.connector.trino.protocol.sessions import prepare, session_of

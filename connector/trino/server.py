@@ -18,7 +18,13 @@ from aiohttp import web
 
 from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, failed
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
-from seamark.metaserver.connections import Answers, ConnectionLimits, Connections, connections_max, raise_descriptor_limit
+from seamark.metaserver.connections import (
+    Answers,
+    ConnectionLimits,
+    Connections,
+    connections_max,
+    raise_descriptor_limit,
+)
 from seamark.metaserver.tls import Certificate
 
 _BACKLOG = 1024

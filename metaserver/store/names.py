@@ -22,7 +22,17 @@ from seamark.metaserver.store import port
 from seamark.metaserver.store.by_uuid import forget_unnamed
 from seamark.metaserver.store.claims import check_restored
 from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.rows import DROPPED, ENTRY, from_entry, pack, pack_json, space_of, to_dropped, to_entry, unpack
+from seamark.metaserver.store.rows import (
+    DROPPED,
+    ENTRY,
+    from_entry,
+    pack,
+    pack_json,
+    space_of,
+    to_dropped,
+    to_entry,
+    unpack,
+)
 from seamark.metaserver.store.statement import Row, Statement, Steps, placeholders
 from seamark.metaserver.wire import show
 

@@ -22,7 +22,14 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.write.appends import WrittenFiles, append, destination, overwrite, overwrite_partitions, write_batches
+from seamark.connector.write.appends import (
+    WrittenFiles,
+    append,
+    destination,
+    overwrite,
+    overwrite_partitions,
+    write_batches,
+)
 from seamark.metaserver.wire import INDEX_FILES_MAX
 from tests.connector.served import Served
 

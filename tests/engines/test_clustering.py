@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.errors import BadRequest, Conflict
-from seamark.connector.spark import Through, cluster, write
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport
+from seamark.spark import Through, cluster, write
 from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
 

@@ -64,7 +64,11 @@ def test_workers_find_our_modules_loaded_before_they_run_anything(spark: SparkSe
         from zipimport import zipimporter
 
         return {
-            "loaded": [one for one in ("seamark.connector.read.scans", "seamark.connector.spark.source.reader") if one in sys.modules],
+            "loaded": [
+                one
+                for one in ("seamark.connector.read.scans", "seamark.connector.spark.source.reader")
+                if one in sys.modules
+            ],
             "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0"),
             "frozen": gc.get_freeze_count() > 0,
             "read again": [path for path, one in sys.path_importer_cache.items() if type(one) is zipimporter],

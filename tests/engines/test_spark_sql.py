@@ -1,4 +1,4 @@
-"""`seamark.connector.spark.sql` against `spark.sql` in the same Spark: the same rows, from fewer files.
+"""`seamark.spark.sql` against `spark.sql` in the same Spark: the same rows, from fewer files.
 
 The oracle is Spark over the tables themselves, which shares none of what chooses files here.
 """
@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from seamark.connector.plans.plan_requests import Asking
-from seamark.connector.spark import sql
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
+from seamark.spark import sql
 from tests.engines.queries import Queries
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

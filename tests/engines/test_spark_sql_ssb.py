@@ -1,4 +1,5 @@
-"""The Star Schema Benchmark through `seamark.connector.spark.sql`: Spark's answers, from the files that the dates leave."""
+"""The Star Schema Benchmark through `seamark.spark.sql`: Spark's answers, from the files that the dates
+leave."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from pyspark.sql import SparkSession
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.queries import QUERIES
 from bench.ssb.spark import write_table
-from seamark.connector.spark import sql
 from seamark.connector.spark.query.queries import rewritten
+from seamark.spark import sql
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

@@ -21,12 +21,12 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import transformed
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict
-from seamark.connector.spark import write
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.latest_rows import column_of
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, Report, upsert
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.schema import Field
+from seamark.spark import write
 from tests.engines.conftest import rows
 from tests.engines.tables import SparkTables
 from tests.engines.test_spark_writing import EVERYTHING

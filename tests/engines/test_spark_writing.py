@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.spark import write
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.session import connect
 from seamark.connector.write.target import WriteTarget
+from seamark.spark import write
 from tests.services.seamark import Seamark
 
 pytestmark = [

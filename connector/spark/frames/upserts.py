@@ -2,12 +2,12 @@
 driver (`writing.write` with the modes `upsert` and `delete`).
 
 Whatever is done again is done with the same rows: those of a small DataFrame are taken to the driver, where
-`seamark.connector.write.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be written anew.
-A larger one is held by Spark until the call is over; that it is larger may be known only when its first rows are there,
-which are then thrown away and made again. The held rows are exchanged once, so that all those of a key come to one
-task: by the bucket of the key where the table is bucketed by its only column, so that a task meets the files of its own
-buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver names, by lookups or
-by reading the files that may hold them, and writes the new rows. History is joined with nothing.
+`seamark.connector.write.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be
+written anew. A larger one is held by Spark until the call is over; that it is larger may be known only when its first
+rows are there, which are then thrown away and made again. The held rows are exchanged once, so that all those of a key
+come to one task: by the bucket of the key where the table is bucketed by its only column, so that a task meets the
+files of its own buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver
+names, by lookups or by reading the files that may hold them, and writes the new rows. History is joined with nothing.
 
 What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
 or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
@@ -102,8 +102,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """As in `seamark.connector.write.upserts`; `columns` are of an upsert. A delete has no other columns than its keys; None:
-    those that `key_names` says."""
+    """As in `seamark.connector.write.upserts`; `columns` are of an upsert. A delete has no other columns than its keys;
+    None: those that `key_names` says."""
 
     keys: tuple[str, ...] | None
     precombine: str | None = None

@@ -141,14 +141,15 @@ def write(
     """One commit of a DataFrame's rows, columns found by name. `uri` or a `client` says where the server is.
 
     An upsert needs `keys`; a delete goes by the table's identifier fields by default, else by the frame's only column.
-    `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`, `columns`,
-    `way`, `read_snapshot_id` and `attempts` are as there, but of rows that are equally late any may count. Up to
-    `driver_rows` rows are changed by the driver, unless copy-on-write has many bytes to copy.
+    `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
+    `columns`, `way`, `read_snapshot_id` and `attempts` are as there, but of rows that are equally late any may count.
+    Up to `driver_rows` rows are changed by the driver, unless copy-on-write has many bytes to copy.
 
     ValueError for a mode or distribution that there is not, and for what another mode takes. Unwritable, before any
     task starts, for columns that the table does not have or that are of another type. Where values do not fit the
-    table, Spark's error says why (`Unwritable`). The server's refusals are of `seamark.connector.client.errors`; after a
-    conflict nothing is visible, and the write may be tried again. `producer` as in `seamark.connector.write.appends.append`.
+    table, Spark's error says why (`Unwritable`). The server's refusals are of `seamark.connector.client.errors`; after
+    a conflict nothing is visible, and the write may be tried again. `producer` as in
+    `seamark.connector.write.appends.append`.
     """
     if client is None:
         if not uri:

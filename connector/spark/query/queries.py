@@ -1,6 +1,6 @@
 """A query in SQL, answered by Spark itself over the files that its conditions and its joins leave.
 
-    from seamark.connector.spark import sql
+    from seamark.spark import sql
     sql(spark, "SELECT … FROM sea.ssb.lineorder JOIN …").show()
 
 Spark asks the server for plans with the conditions that it has pushed down, but never tells of joins, and reads tables

@@ -118,7 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if query is None and any(isinstance(one, SinkCommit) for one in messages):
             raise BadRequest(
                 "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
-                "foreachBatch and seamark.connector.spark.write(…, producer=(a name of the query, the batch's number))"
+                "foreachBatch and seamark.spark.write(…, producer=(a name of the query, the batch's number))"
             )
         producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
         answer = self._options.into.commit(

@@ -19,7 +19,14 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
-from seamark.connector.spark.source.reader import BatchReader, FilteringReader, Options, StreamReader, checked, schema_of
+from seamark.connector.spark.source.reader import (
+    BatchReader,
+    FilteringReader,
+    Options,
+    StreamReader,
+    checked,
+    schema_of,
+)
 from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:

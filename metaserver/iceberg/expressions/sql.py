@@ -26,7 +26,16 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, Expression, Op, Unbound, all_of, any_of
+from seamark.metaserver.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    Expression,
+    Op,
+    Unbound,
+    all_of,
+    any_of,
+)
 from seamark.metaserver.iceberg.expressions.sql_literals import SqlLiteral, Unfit, fitted, literal_of
 from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type

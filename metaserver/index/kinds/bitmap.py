@@ -42,7 +42,15 @@ from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, Mask
 from seamark.metaserver.index.kinds.pieces import head_bytes
 from seamark.metaserver.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
 from seamark.metaserver.index.kinds.questions import Flags
-from seamark.metaserver.index.kinds.slices import CLIPPED, EQUALITY, NANS, NULLS, SECTION_PIECES_MAX, Section, build_section
+from seamark.metaserver.index.kinds.slices import (
+    CLIPPED,
+    EQUALITY,
+    NANS,
+    NULLS,
+    SECTION_PIECES_MAX,
+    Section,
+    build_section,
+)
 from seamark.metaserver.index.kinds.sparse import Range, SparseMemory
 
 VERSION = 1

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamark.connector.client.errors import NotFound
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanTableRequest, PlanView, Reference, View
+from seamark.connector.plans.async_client import (
+    KnownTable,
+    Name,
+    PlanTableAnswer,
+    PlanTableRequest,
+    PlanView,
+    Reference,
+    View,
+)
 from seamark.connector.trino.rewriter import Limits, Rewriter
 
 COLUMNS = {
