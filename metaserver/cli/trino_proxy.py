@@ -147,8 +147,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="COUNT",
     default=ProxySettings.connections,
     show_default=True,
-    help="Maximum number of client connections; at the limit the proxy closes silent and idle ones. 0: from the "
-    "open-files limit of the process, at most 10,000.",
+    help="Maximum number of client connections; at the limit the proxy closes those that are silent or idle. 0: from "
+    "the open-files limit of the process, at most 10,000.",
 )
 @click.option(
     "--connections-per-address",

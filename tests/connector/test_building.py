@@ -154,10 +154,10 @@ def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: Ind
 def test_one_that_was_killed_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
     script = f"""
 import time
-from seamark.connector.index.builds import InProcess, Limits, build
+from seamark.connector.index.builds import InProcess, GroupLimits, build
 from seamark.connector.client.indexes import IndexClient
 shown = lambda now: (print(now.files_done, flush=True), time.sleep(600))
-build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=Limits(files=2), on_progress=shown)
+build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=GroupLimits(files=2), on_progress=shown)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -165,7 +165,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=Limits(files
         process.kill()
     (died,) = client.timeline("db.t", action="indexing")
     assert died.state == "inflight"
-    with pytest.raises(Refused, match="under way"):
+    with pytest.raises(Refused, match="is in progress"):
         build(client, "db.t", "b", InProcess(), exclusive=True)
     workers = Watched()
     assert build(client, "db.t", "b", workers).progress.files_done == 4
@@ -276,7 +276,7 @@ def test_the_command_tells_of_definitions_that_make_no_sense_and_fails(client: I
     done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
     assert done.exit_code == 1
     assert "Index b: 6 data files" in done.output
-    assert "1 indexes are broken, and not built: odd: " in done.output
+    assert "1 indexes are broken and were not built: odd: " in done.output
     client.drop_index("db.t", "b")
     done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
     assert (done.exit_code, "no such column" in done.output) == (1, True)

@@ -38,7 +38,7 @@ def test_what_the_server_refuses_is_an_error_by_what_to_do(served: Served, lake:
         client.commit("db.t", {})
     with pytest.raises(NotFound):
         client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
-    with pytest.raises(Refused, match="not live") as refused:
+    with pytest.raises(Refused, match="no longer in the table") as refused:
         client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})
     assert (refused.value.status, refused.value.kind) == (409, "CommitFailedException")
     client.client.close()

@@ -86,7 +86,7 @@ def test_answers_come_as_json(url: str) -> None:
         (("list", "db.nope"), 1, "does not exist"),
         (("show", "db.t", "nope"), 1, "no index 'nope'"),
         (("drop", "db.t", "nope"), 1, "no index 'nope'"),
-        (("pause", "db.t", "nope"), 2, "no index nope yet"),
+        (("pause", "db.t", "nope"), 2, "The index nope does not exist"),
         (("list", "db.t", "--url", "ftp://x"), 2, "no address"),
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
     ],

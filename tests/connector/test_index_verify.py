@@ -241,7 +241,7 @@ def test_index_files_that_a_server_forgot_are_listed_again(client: IndexClient, 
         scrap = Path(table.location.removeprefix("file://")) / "metadata" / "seamark-index" / "scrap"
         scrap.write_text("nothing")
         code, text = seamark(other.url, "rebuild-registry", "db.t")
-        assert (code, "9 index files were listed already, 0 tell nothing new, 1 are left out" in text) == (0, True)
+        assert (code, "9 index files were listed already, 0 describe nothing new, 1 are left out" in text) == (0, True)
         assert str(scrap) in text
         answer = json.loads(seamark(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ "))
         assert answer["known"] == 9

@@ -22,6 +22,7 @@ import yaml
 from seamark.connector.spark.session import catalog_conf
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import Settings
+from tests.docs.commands import subcommands
 from tests.services import postgres, s3, trino
 from tests.services.process import DEPLOY, REPO
 
@@ -136,7 +137,7 @@ def test_the_indexer_is_the_servers_image_with_the_engines_token_and_keys() -> N
     service, spark = SERVICES["indexer"], SERVICES["spark"]["environment"]
     assert service["image"] == SERVICES["seamark"]["image"]
     name, *arguments = service["command"]
-    command = cli.commands[name]
+    command = subcommands(cli)[name]
     given = command.make_context(name, list(arguments)).params
     assert given["url"] == "http://seamark:8181"
     assert not given["once"]

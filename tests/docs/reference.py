@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import Settings
 from tests.api.standard import operations
+from tests.docs.commands import subcommands
 from tests.docs.pages import REPO
 
 REFERENCE = REPO / "docs" / "reference"
@@ -122,12 +123,8 @@ def cli_page() -> str:
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from _commands(found, f"{path} {name}")
+    for name, found in subcommands(command).items():
+        yield from _commands(found, f"{path} {name}")
 
 
 def errors_page() -> str:

@@ -17,6 +17,7 @@ from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
 from seamark.metaserver.tls import CA_VARIABLE
+from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages
 from tests.docs.runner import check_output, page_run, spark_conf
 from tests.services.process import DEPLOY
@@ -153,8 +154,8 @@ def test_every_seamark_command_has_its_flags() -> None:
         at = 0
         while isinstance(command, click.Group):
             assert words[at : at + 1], f"{where}: {words} is no whole command"
-            assert words[at] in command.commands, f"{where}: no such command: {words}"
-            command, at = command.commands[words[at]], at + 1
+            assert words[at] in subcommands(command), f"{where}: no such command: {words}"
+            command, at = subcommands(command)[words[at]], at + 1
         flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
         for word in words[at:]:
             if word.startswith("--"):

@@ -12,6 +12,7 @@ import pytest
 
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import Settings
+from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Page, all_pages
 from tests.docs.words import BANNED, find_banned, read_rules
 
@@ -42,9 +43,8 @@ def _help(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             yield parameter.help or ""
-    if isinstance(command, click.Group):
-        for name in command.commands:
-            yield from _help(command.commands[name])
+    for found in subcommands(command).values():
+        yield from _help(found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
