@@ -84,7 +84,7 @@ def test_what_is_left_has_every_row(client: IndexClient) -> None:
 
 def test_the_server_checks_its_parameters_and_columns(client: IndexClient) -> None:
     for kind, given in ((SIGNATURE.name, {"width": 4.0}), (SIGNATURE.name, {"fpp": 0.1}), ("bloom", {"width": 64.0})):
-        with pytest.raises(Refused, match=r"from 8 to 65536|can be told"):
+        with pytest.raises(Refused, match=r"from 8 to 65536|accepts"):
             client.put_index("db.t", "other", kind=kind, columns=["id"], **given)
     with pytest.raises(Refused, match="is on one column"):
         client.put_index("db.t", "other", kind=SIGNATURE.name, columns=["id", "country"])
@@ -152,4 +152,4 @@ print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["wi
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
     assert "True Of signature: the bits of a signature. Default: 256." in done.stdout
     assert "['bloom', 'bitmap', 'record', 'signature', 'bucket', None]" in done.stdout
-    assert "Of signature: the bits of a signature." in done.stdout.splitlines()[1]
+    assert "For signature: the bits of a signature." in done.stdout.splitlines()[1]

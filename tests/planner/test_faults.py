@@ -157,7 +157,7 @@ async def test_a_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: P
     spec_id = whole.index(b"partition-spec-id") + len(b"partition-spec-id") + 1
     async with planning(tmp_path) as planner:
         path.write_bytes(whole[:spec_id] + b"4" + whole[spec_id + 1 :])
-        with pytest.raises(Corrupt, match="is of partition spec 4; its manifest list says 0"):
+        with pytest.raises(Corrupt, match="has partition spec 4; its manifest list states 0"):
             await numbers(planner, table.metadata)
         path.write_bytes(whole)
         assert await numbers(planner, table.metadata) == list(range(10))

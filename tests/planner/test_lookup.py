@@ -27,7 +27,7 @@ from seamark.metaserver.index.blocks.packing import MISSING, Form, value_of
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, files_at, lookup
-from seamark.metaserver.planner.lookup.partitions import grouped
+from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.lookup.prefix import parse_prefix
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -223,7 +223,7 @@ async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> Non
             lake = random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await views(lake, planner):
                 found = lookup(view)
-                within = grouped(found)
+                within = group_by_partition(found)
                 records: dict[tuple[object, ...], int] = {}
                 for file in snapshot.data_files:
                     records[file.partition_key] = records.get(file.partition_key, 0) + file.record_count
@@ -286,7 +286,10 @@ def test_a_date_that_became_a_time_is_found_by_its_midnight(
     expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted]
     expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted]
     assert paths(found) == expected
-    stored = [grouped(found).partitions[number].fields[0].value for number in grouped(found).numbers.tolist()]
+    stored = [
+        group_by_partition(found).partitions[number].fields[0].value
+        for number in group_by_partition(found).numbers.tolist()
+    ]
     assert set(stored) <= {wanted, None if wanted is None else wanted * day_us}
 
 
@@ -372,9 +375,9 @@ def metadata(tmp_path: Path) -> TableMetadata:
         ("day=yesterday", "partition field day"),
         ("bucket=x", "partition field bucket"),
         ("month=2024", "like 2024-01"),
-        ("month=2024-13", "no month"),
+        ("month=2024-13", "not a valid month"),
         ("hour=2024-01-01", "like 2024-01-01-05"),
-        ("hour=2024-01-01-24", "no hour"),
+        ("hour=2024-01-01-24", "not a valid hour"),
         ("hour=2024-02-30-01", "partition field hour"),
         ("year=MMXXIV", "like 2024"),
         ("raw=00ff0", "base64"),

@@ -108,7 +108,7 @@ def said(ranges: KeyRanges, kind: str, value: Any) -> bool:
         return ranges.nulls
     if isinstance(value, float) and math.isnan(value):
         return ranges.nans
-    return ranges.holds(key_of(value, kind))
+    return ranges.contains(key_of(value, kind))
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -141,4 +141,4 @@ def test_a_literal_of_a_promoted_type_finds_the_keys_of_the_older_one() -> None:
     ranges = key_ranges(predicate(Op.EQ, "double", 2.5), "float", ComparisonSemantics.POSSIBLE)
     assert ranges is not None
     assert stored.codes is not None
-    assert [ranges.holds(int(code)) for code in stored.codes] == [False, True]
+    assert [ranges.contains(int(code)) for code in stored.codes] == [False, True]

@@ -23,7 +23,7 @@ def test_only_the_four_transitions_exist(current: InstantState, wanted: InstantS
     if (current, wanted) in LEGAL:
         check_move(current, wanted)
     else:
-        with pytest.raises(BadRequest, match=f"is {current.value} cannot become {wanted.value}"):
+        with pytest.raises(BadRequest, match=f"in state {current.value} cannot become {wanted.value}"):
             check_move(current, wanted)
 
 

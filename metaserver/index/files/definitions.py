@@ -48,7 +48,7 @@ _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`parameters` holds what the kind can be told, by name."""
+    """`parameters`: those of the kind, by name."""
 
     name: str
     kind: str
@@ -225,8 +225,8 @@ def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str
     known = [one.name for one in kind.parameters]
     unknown = sorted(str(name) for name in given if name not in known)
     if unknown:
-        told = ", ".join(known) or "nothing"
-        raise BadRequest(f"A {kind.name} index can be told {told} beside its columns, not {_shown(unknown[0])}")
+        accepted = ", ".join(known) or "no parameters"
+        raise BadRequest(f"A {kind.name} index accepts {accepted} besides its columns, not {_shown(unknown[0])}")
     return {one.name: _number(one, given.get(one.name, one.default)) for one in kind.parameters}
 
 

@@ -391,9 +391,9 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
             if index.exact(ranges) and not np.array_equal(found, expected):
                 yield f"the bitmap has {len(found)} rows with the value of row {row}; there are {len(expected)}"
         nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())
-        told = len(positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
-        if told != nulls:
-            yield f"the bitmap has {told} nulls; there are {nulls}"
+        recorded = len(positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
+        if recorded != nulls:
+            yield f"the bitmap has {recorded} nulls; there are {nulls}"
 
 
 def _key(keys: Keys, row: int) -> Key:
