@@ -34,6 +34,7 @@ FILES = {
     "iceberg/test_manifest_peers.py": "engines",
     "iceberg/test_puffin.py": "engines",
     "objects/test_signing_clients.py": "engines",
+    "packaging/test_wheel.py": "server",
 }
 FIXTURES = {
     **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),
