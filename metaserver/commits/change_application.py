@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from seamark.metaserver.catalog.claims import check_own
 from seamark.metaserver.catalog.own_files import own_places
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
@@ -88,7 +89,7 @@ class ChangeApplication:
         few = len(self.request.add) <= _IN_THREAD_FILES
         change, counts = read() if few else await asyncio.to_thread(read)
         if self._writer is None:
-            self._create_writers(metadata)
+            await self._create_writers(metadata)
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._shape = change, counts, shape
@@ -109,10 +110,11 @@ class ChangeApplication:
             with contextlib.suppress(BadRequest):
                 await replaced_files(self._planner, metadata, parent, change.replaced)
 
-    def _create_writers(self, metadata: TableMetadata) -> None:
+    async def _create_writers(self, metadata: TableMetadata) -> None:
         parts = self._parts
         folder = metadata_folder(metadata.location, metadata.properties)
         parts.warehouse.check(folder, "The folder of the table's metadata")
+        await check_own(parts, self._uuid, folder)  # before the first write, because a writer may overwrite metadata
         snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
         self._writer = SnapshotWriter(parts.objects, parts.clock, self._manifests, folder, snapshot_id)
         self._removing = ManifestFilter(self._writer, self._manifests)
