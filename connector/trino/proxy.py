@@ -29,7 +29,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.connector.plans.async_client import check_audience, check_url, open_seamark
-from seamark.connector.trino.protocol.access_rules import Used, Verdict, judge
+from seamark.connector.trino.protocol.access_rules import RuleDecision, Used, judge
 from seamark.connector.trino.protocol.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
 from seamark.connector.trino.protocol.forwarder import (
     HEADER_BYTES_MAX,
@@ -235,7 +235,7 @@ class Proxy:
         begun_s = time.monotonic()
         rewriting = await self._rewritten(request, read)
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
-        told = rewriting.told
+        told = rewriting.summary
         if rewriting.statement is None:
             header = _PLANNED if rewriting.depends_on_data else told
             passing = partial(self._past_queue, request) if _QUERY.match(read) else None
@@ -322,23 +322,25 @@ class Proxy:
             if answer.is_running and held.next_uri is not None:
                 self._later(_cancel(partial(self._ask, coordinator, follow, "DELETE"), held.next_uri))
             return answer
-        is_analysed = answer.is_allowed or answer.verdict is not Verdict.UNKNOWN
+        is_analysed = answer.is_allowed or answer.verdict is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
             goes_on = target_of(answer.next_uri, follow.get("X-Forwarded-Prefix", ""))
             self._waiting.add(goes_on, rewriting.plans, begun_s)
         self._rewriter.release(rewriting, is_analysed=is_analysed)
-        if answer.is_allowed and (rules is None or answer.verdict is Verdict.FREE):
-            answer.headers[PLAN_HEADER] = rewriting.told if self._settings.plan_header else _REWRITTEN
+        if answer.is_allowed and (rules is None or answer.verdict is RuleDecision.FREE):
+            answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
         return _response(answer)
 
-    async def _judge(self, coordinator: Coordinator, headers: CIMultiDict[str], used: Used, query_id: str) -> Verdict:
+    async def _judge(
+        self, coordinator: Coordinator, headers: CIMultiDict[str], used: Used, query_id: str
+    ) -> RuleDecision:
         """By what the statement's own sender may see of it. aiohttp.ClientError."""
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
         async with await self._forwarder.send("GET", coordinator, target, headers) as response:
             body, whole = await read_at_most(response.content, _RULES_BYTES_MAX)
             if response.status != 200 or not whole:
                 response.close()
-                return Verdict.UNKNOWN
+                return RuleDecision.UNKNOWN
         return judge(body, used)
 
     async def _ask(
@@ -361,7 +363,7 @@ class Proxy:
         coordinator: Coordinator,
         headers: CIMultiDict[str],
         hold_s: float,
-        judge: Callable[[str], Awaitable[Verdict]] | None = None,
+        judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[HeldStatement]:
         """Of a client that leaves meanwhile the statement is cancelled: nobody else knows of it, it would run on for
         nobody."""

@@ -89,7 +89,7 @@ class Rewriting:
     """`statement` is None where the one that came is to go on. `told`: what was done, in one line for a header."""
 
     statement: str | None
-    told: str
+    summary: str
     prepared: str | None = None
     """The prepared statement whose text `statement` is; without it, `statement` is what is sent."""
     files: int = 0
@@ -102,7 +102,7 @@ class Rewriting:
     """`told` does: it is for those alone who may read the tables."""
     who: int = 0
     """Its sender, and what it reads by which columns."""
-    in_vain: bool = False
+    is_wasted: bool = False
     """Every plan kept too much of its table, and so will those of the same statement soon after."""
 
 
@@ -155,9 +155,9 @@ class Rewriter:
         done = await self._within(text, session, begun_s + self._limits.budget_s)
         if _EXPLAINS.match(text.text):  # a prepared statement may explain, too
             done = replace(done, used=replace(done.used, explains=True))
-        if done.in_vain:
+        if done.is_wasted:
             self._vain.put(key, loop.time() + _VAIN_S, 2 * len(text.text))
-        return replace(done, told=f"{done.told}; ms={1000 * (loop.time() - begun_s):.1f}")
+        return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
         """So that a list of a table's snapshots has none of plans that are done with."""
@@ -269,7 +269,7 @@ class Rewriter:
             self._seamark.succeeded()
         if not plans:
             why = asking.why or _TOO_MANY
-            return Rewriting(None, f"unchanged; {why}", depends_on_data=True, in_vain=not asking.why)
+            return Rewriting(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not asking.why)
         done = replace(_rewritten(text, places, plans, partners, over), who=who)
         try:
             async with asyncio.timeout_at(until_s):

@@ -124,16 +124,16 @@ def test_a_filter_leaves_files_out(rig: Rig) -> None:
 def test_a_dimensions_condition_leaves_out_files_of_the_facts(rig: Rig) -> None:
     star = "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red' AND i.size < 5"
     done = rig.same(star)
-    assert "joins=db.sales.item:" in done.told
+    assert "joins=db.sales.item:" in done.summary
     assert done.files < done.considered_files / 2
     snowflake = (
         "SELECT s.id FROM {db}.sales s, {db}.items, {db}.brands b WHERE item = i_id AND brand = b_id AND b_name = 'a2'"
     )
     done = rig.same(snowflake)
-    assert "joins=db.sales.item:" in done.told
+    assert "joins=db.sales.item:" in done.summary
     assert done.files < done.considered_files / 2
     done = rig.same("SELECT id FROM {db}.sales WHERE item IN (SELECT i_id FROM {db}.items WHERE size = 18)")
-    assert "joins=db.sales.item:" in done.told
+    assert "joins=db.sales.item:" in done.summary
 
 
 def test_what_a_plan_is_of_is_what_the_query_reads(rig: Rig) -> None:
@@ -155,7 +155,7 @@ def test_what_a_plan_is_of_is_what_the_query_reads(rig: Rig) -> None:
 
 def test_each_place_of_a_table_has_a_plan_of_its_own(rig: Rig) -> None:
     done = rig.same("SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230")
-    assert done.told.count("db.sales=") == 2
+    assert done.summary.count("db.sales=") == 2
     assert done.files < done.considered_files / 4
     rig.same("SELECT a.id, b.id FROM {db}.sales a LEFT JOIN {db}.sales b ON a.id = b.item WHERE a.id < 5 AND b.id > 40")
     done = rig.same(
@@ -184,7 +184,7 @@ def test_each_place_of_a_table_has_a_plan_of_its_own(rig: Rig) -> None:
 def test_queries_of_all_kinds_are_read(rig: Rig, text: str) -> None:
     rig.run("USE {db}")
     done = rig.same(text)
-    assert done.statement is not None, done.told
+    assert done.statement is not None, done.summary
     assert done.files < done.considered_files / 2
 
 
@@ -204,7 +204,7 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         "WHERE a.id = 44 AND b.note = 'red'",
     ):
         done = rig.same(text)
-        assert "db.sales=1/3" in done.told
+        assert "db.sales=1/3" in done.summary
     done = rig.same("SELECT count(*) FROM {db}.sales TIMESTAMP AS OF now() WHERE id = 4")
     assert done.statement is None
 
@@ -256,13 +256,13 @@ def test_what_a_session_reads_otherwise_is_left_alone(rig: Rig) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     rig.spark.conf.set("spark.wap.branch", "audit")
     try:
-        assert "branch" in rig.same(text).told
+        assert "branch" in rig.same(text).summary
     finally:
         rig.spark.conf.unset("spark.wap.branch")
     rig.spark.sql(f"CACHE TABLE {rig.db}.stores")
     try:
         assert rig.same(text).statement is not None
-        assert "cached" in rig.same("SELECT * FROM {db}.stores WHERE s_id = 3").told
+        assert "cached" in rig.same("SELECT * FROM {db}.stores WHERE s_id = 3").summary
     finally:
         rig.spark.sql(f"UNCACHE TABLE {rig.db}.stores")
 
@@ -272,14 +272,14 @@ def test_where_there_are_no_plans_spark_answers_as_ever(rig: Rig, monkeypatch: p
     assert rig.told(text).statement is not None
     with monkeypatch.context() as late:
         late.setattr(querying, "BUDGET_S", 0.0)
-        assert "too slow" in rig.same(text).told
+        assert "too slow" in rig.same(text).summary
     with monkeypatch.context() as broken:
         broken.setattr(querying, "places", lambda *_: 1 / 0)
-        assert "ZeroDivisionError" in rig.same(text).told
+        assert "ZeroDivisionError" in rig.same(text).summary
     refused = new_catalog(rig.spark, rig.server.base_url)
     assert rig.told(text.replace("{db}", f"{refused}.db")).statement is not None
     rig.spark.conf.set(f"spark.sql.catalog.{refused}.uri", "http://127.0.0.1:9")  # Spark has the right one by now
-    assert rig.same(text.replace("{db}", f"{refused}.db")).told == "unchanged; Seamark failed: Unreachable"
+    assert rig.same(text.replace("{db}", f"{refused}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
 
 def test_a_table_that_is_altered_meanwhile_is_read_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,11 +337,11 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is none: {text}: {error}")
         told = rig.told(text)
-        note = f"seed {seed}, query {number}, {told.told}: {text}"
+        note = f"seed {seed}, query {number}, {told.summary}: {text}"
         if told.statement is not None:
             assert rows(rig.spark.sql(told.statement)) == wanted, note
-        done["rewritten" if told.statement is not None else told.told] += 1
+        done["rewritten" if told.statement is not None else told.summary] += 1
         done["fewer"] += told.files < told.considered_files
-        done["joined"] += "joins=" in told.told
+        done["joined"] += "joins=" in told.summary
     assert done["fewer"] > count / 3, done
     assert done["joined"] > count / 10, done

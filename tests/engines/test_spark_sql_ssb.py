@@ -51,6 +51,6 @@ def test_each_query_has_its_answer_from_fewer_files(ssb: SparkSession, name: str
     wanted = ssb.sql(QUERIES[name]).collect()
     assert sql(ssb, QUERIES[name]).collect() == wanted
     done = rewritten(ssb, QUERIES[name])
-    found = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.told)
-    assert (int(found[1]) if found else FILES) <= LEFT_MAX.get(name, FILES), done.told
-    assert (found is not None) == (name in LEFT_MAX), done.told
+    found = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.summary)
+    assert (int(found[1]) if found else FILES) <= LEFT_MAX.get(name, FILES), done.summary
+    assert (found is not None) == (name in LEFT_MAX), done.summary

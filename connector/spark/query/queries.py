@@ -51,7 +51,7 @@ class RewrittenQuery:
     """`statement` is None where the text is to be run as it came. `told`: what was done, in one line."""
 
     statement: str | None
-    told: str
+    summary: str
     files: int = 0
     considered_files: int = 0
     """Of the tables that plan tables stand for."""
@@ -89,7 +89,7 @@ def sql(
     server grants so many). A table is read by its own name where more than the share `kept_max` of its files is left.
     """
     done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
-    _log.info("%s", done.told)
+    _log.info("%s", done.summary)
     if done.statement is not None:
         try:
             frame = _run(spark, done.statement, args)

@@ -29,7 +29,7 @@ TableName = tuple[str, str, str]
 """Catalog, schema and table, in lower case."""
 
 
-class Verdict(Enum):
+class RuleDecision(Enum):
     UNKNOWN = "what Trino's rules say is not known"
     FREE = "no rule is in force"
     QUIET = "rules are in force that change nothing"
@@ -77,22 +77,22 @@ class _Query(msgspec.Struct, rename="camel"):
     session: _Session
 
 
-def judge(answer: bytes, used: Used) -> Verdict:
+def judge(answer: bytes, used: Used) -> RuleDecision:
     """By what `GET /v1/query/{id}?pruned=true` says of the rewritten statement."""
     try:
         query = msgspec.json.decode(answer, type=_Query)
     except msgspec.MsgspecError:
-        return Verdict.UNKNOWN
+        return RuleDecision.UNKNOWN
     tables = query.referenced_tables
     if not {*used.columns, *used.views} <= {one.name for one in tables}:
-        return Verdict.UNKNOWN
+        return RuleDecision.UNKNOWN
     if any(_needs_partition_filter(query.session.catalog_properties.get(name[0], {})) for name in used.columns):
-        return Verdict.FORBIDDEN
+        return RuleDecision.FORBIDDEN
     if any(_forbids(one, used) for one in tables):
-        return Verdict.FORBIDDEN
+        return RuleDecision.FORBIDDEN
     if not any(one.rules for one in tables):
-        return Verdict.FREE
-    return Verdict.FORBIDDEN if used.explains else Verdict.QUIET
+        return RuleDecision.FREE
+    return RuleDecision.FORBIDDEN if used.explains else RuleDecision.QUIET
 
 
 def _forbids(table: _Table, used: Used) -> bool:

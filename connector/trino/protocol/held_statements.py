@@ -26,7 +26,7 @@ import msgspec
 from multidict import CIMultiDict
 from yarl import URL
 
-from seamark.connector.trino.protocol.access_rules import Verdict
+from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
 
 LOOKED_AT_BYTES = 1 << 16
@@ -75,7 +75,7 @@ class TrinoAnswer:
     next_uri: str | None
     is_allowed: bool = False
     """Trino has planned the statement, so its sender may read what it reads."""
-    verdict: Verdict = Verdict.UNKNOWN
+    verdict: RuleDecision = RuleDecision.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ class HeldStatement:
         get: Callable[[str], Awaitable[aiohttp.ClientResponse]],
         *,
         hold_s: float,
-        judge: Callable[[str], Awaitable[Verdict]] | None = None,
+        judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> None:
         self._get = get
         self._judge = judge
-        self._judging: asyncio.Task[Verdict] | None = None
-        self._verdict = Verdict.UNKNOWN
+        self._judging: asyncio.Task[RuleDecision] | None = None
+        self._verdict = RuleDecision.UNKNOWN
         self._query_id = ""
         self._until_s = time.monotonic() + hold_s
         self.next_uri: str | None = None
@@ -147,29 +147,29 @@ class HeldStatement:
 
     def _begin_to_judge(self) -> None:
         """Beside the statement's next answer, which may take a while. Too early, Trino knows of no rules yet."""
-        if self._judge is None or self._verdict is not Verdict.UNKNOWN:
+        if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
         if self._judging is not None and self._judging.done():
             self._verdict = self._judging.result()
             self._judging = None
-        if self._judging is None and self._verdict is Verdict.UNKNOWN:
+        if self._judging is None and self._verdict is RuleDecision.UNKNOWN:
             self._judging = asyncio.create_task(self._asked())
 
-    async def _asked(self) -> Verdict:
+    async def _asked(self) -> RuleDecision:
         try:
-            return await self._judge(self._query_id) if self._judge is not None else Verdict.UNKNOWN
+            return await self._judge(self._query_id) if self._judge is not None else RuleDecision.UNKNOWN
         except (aiohttp.ClientError, TimeoutError):
-            return Verdict.UNKNOWN
+            return RuleDecision.UNKNOWN
 
     async def _judged(self, answer: TrinoAnswer) -> TrinoAnswer | Failure:
         if self._judge is None or answer.status != 200:
             return answer
         if self._judging is not None:
             self._verdict, self._judging = await self._judging, None
-        if self._verdict is Verdict.UNKNOWN:
+        if self._verdict is RuleDecision.UNKNOWN:
             self._verdict = await self._asked()
-        if self._verdict in (Verdict.UNKNOWN, Verdict.FORBIDDEN):
-            name = FORBIDDEN if self._verdict is Verdict.FORBIDDEN else UNREAD
+        if self._verdict in (RuleDecision.UNKNOWN, RuleDecision.FORBIDDEN):
+            name = FORBIDDEN if self._verdict is RuleDecision.FORBIDDEN else UNREAD
             return Failure(name, self._verdict.value, is_running=True)
         return replace(answer, verdict=self._verdict)
 

@@ -303,8 +303,8 @@ async def test_what_is_read_is_explained_to_nobody_who_is_subject_to_a_rule() ->
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
 async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: str) -> None:
     """How many files may hold a value tells of the rows. Until Trino has planned, nobody knows who may hear it."""
-    slow = {"stats": {"state": state}, "wait": 0.3}
-    async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=0.1) as (_, rig):
+    slow = {"stats": {"state": state}, "wait": 1.5}
+    async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=0.5) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")

@@ -57,7 +57,7 @@ async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_i
     assert (items.predicate, items.snapshot_id, items.kept_max, items.joins) == (RED, 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     told = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
-    assert done.told.startswith(f"rewritten; scans=2; {told}")
+    assert done.summary.startswith(f"rewritten; scans=2; {told}")
     assert done.depends_on_data
 
 
@@ -86,7 +86,7 @@ async def test_a_snowflake_is_asked_about_arm_by_arm_and_all_of_it_is_pinned() -
         ("brands", 30),
     ]
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
-    assert "joins=db.sales.item:77,db.items.brand:77; " in done.told
+    assert "joins=db.sales.item:77,db.items.brand:77; " in done.summary
 
 
 async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
@@ -183,7 +183,7 @@ async def test_in_doubt_the_large_table_is_asked_about_again_without(
 ) -> None:
     done, asked = await rewritten(f"{STAR} AND price > 3", plan)
     assert [bool(one.joins) for one in of("sales", asked)] == [True, False]
-    assert "joins=" not in done.told
+    assert "joins=" not in done.summary
     number = asked.index(of("sales", asked)[1])
     assert f"sales FOR VERSION AS OF {100 + number}" in (done.statement or "")
 
@@ -204,7 +204,7 @@ async def test_a_join_that_was_left_out_binds_nobody() -> None:
     done, _ = await rewritten(f"{STAR} AND price > 3", plan)
     assert "sales FOR VERSION" in (done.statement or "")
     assert "items FOR VERSION" not in (done.statement or "")
-    assert "joins=" not in done.told
+    assert "joins=" not in done.summary
 
 
 async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> None:

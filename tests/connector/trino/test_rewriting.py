@@ -71,7 +71,7 @@ async def test_names_are_the_sessions_where_the_statement_leaves_them_out(
     assert done.statement == expected
     assert [one.table for one in wanted] == [asked]
     assert (done.files, done.considered_files) == (1, 100)
-    assert done.told.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(asked)}=1/100; ms=")
+    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(asked)}=1/100; ms=")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
 ) -> None:
     done, wanted = await rewritten(statement, session)
     assert done.statement is None
-    assert done.told.partition("; ms=")[0] == f"unchanged; {why}"
+    assert done.summary.partition("; ms=")[0] == f"unchanged; {why}"
     assert wanted == []
 
 
@@ -122,7 +122,7 @@ async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_an
 )
 async def test_without_a_plan_there_is_a_reason(plan: Callable[[PlanTableRequest], Any], why: str) -> None:
     done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
-    assert (done.statement, done.told.partition("; ms=")[0]) == (None, f"unchanged; {why}")
+    assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {why}")
     assert len(wanted) == 1
 
 
@@ -142,7 +142,7 @@ async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pyte
         first = await made.rewrite(statement, SESSION)
         again = await made.rewrite(statement, SESSION)
         assert (first.statement, again.statement, len(server.asked)) == (None, None, 1)
-        assert again.told == "unchanged; plans keep too many of the files as of lately"
+        assert again.summary == "unchanged; plans keep too many of the files as of lately"
         assert again.depends_on_data
         await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await made.rewrite(statement + " ", SESSION)
@@ -321,13 +321,13 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(mon
     async with rewriter(server, Limits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
             while not made.open_breakers:
-                told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).told)
+                told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the first text may not be read within the budget.
         slow = [one for one in told if not one.startswith("unchanged; not read in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert made.open_breakers == ["seamark"]
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert done.told.startswith("unchanged; Seamark failed lately; ms=")
+        assert done.summary.startswith("unchanged; Seamark failed lately; ms=")
         assert len(server.asked) == FAILURES_MAX
 
 
@@ -357,7 +357,7 @@ async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_ne
     monkeypatch.setattr(reading, "_read", slow)
     async with rewriter(Seamark(), Limits(budget_s=0.3)) as made:
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert done.told.startswith("unchanged; not read in time")
+        assert done.summary.startswith("unchanged; not read in time")
         assert made.open_breakers == []
         go.set()
         async with asyncio.timeout(60):  # the budget may be too short for a busy machine, once or twice

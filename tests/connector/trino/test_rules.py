@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.trino.protocol.access_rules import Used, Verdict, judge
+from seamark.connector.trino.protocol.access_rules import RuleDecision, Used, judge
 from tests.connector.trino.protocol import rules_of, table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
@@ -15,53 +15,53 @@ JOINED = Used({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=fro
 VIEWED = Used({T: frozenset({"x"})}, views=frozenset({V}))
 
 
-def judged(used: Used, *tables: dict[str, Any], **properties: Any) -> Verdict:
+def judged(used: Used, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
     return judge(json.dumps(rules_of(*tables, **properties)).encode(), used)
 
 
 @pytest.mark.parametrize(
     ("used", "tables", "verdict"),
     [
-        (JOINED, [table("t"), table("u")], Verdict.FREE),
-        (JOINED, [table("t"), table("u"), table("other")], Verdict.FREE),
-        (JOINED, [table("t", filters=["a = 1"]), table("u")], Verdict.QUIET),
-        (JOINED, [table("t", masks={"z": "NULL"}), table("u")], Verdict.QUIET),
-        (JOINED, [table("t"), table("u", masks={"z": "NULL"})], Verdict.QUIET),
-        (JOINED, [table("t"), table("u"), table("other", filters=["a = 1"])], Verdict.QUIET),
-        (JOINED, [table("t"), table("u", filters=["a = 1"])], Verdict.FORBIDDEN),
-        (JOINED, [table("t", masks={"k": "NULL"}), table("u")], Verdict.FORBIDDEN),
-        (JOINED, [table("t"), table("u", masks={"Y": "NULL"})], Verdict.FORBIDDEN),
-        (JOINED, [table("t"), table("t", masks={"x": "1"}), table("u")], Verdict.FORBIDDEN),
-        (JOINED, [table("t", filters=["a IN (SELECT b FROM c)"]), table("u")], Verdict.FORBIDDEN),
-        (JOINED, [table("t", masks={"z": "(select 1)"}), table("u")], Verdict.FORBIDDEN),
-        (JOINED, [table("t")], Verdict.UNKNOWN),
-        (JOINED, [], Verdict.UNKNOWN),
-        (VIEWED, [table("t"), table("v"), table("v~plan~0")], Verdict.FREE),
-        (VIEWED, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], Verdict.FORBIDDEN),
-        (VIEWED, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], Verdict.FORBIDDEN),
-        (VIEWED, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], Verdict.FORBIDDEN),
-        (VIEWED, [table("t"), table("v~plan~0")], Verdict.UNKNOWN),
+        (JOINED, [table("t"), table("u")], RuleDecision.FREE),
+        (JOINED, [table("t"), table("u"), table("other")], RuleDecision.FREE),
+        (JOINED, [table("t", filters=["a = 1"]), table("u")], RuleDecision.QUIET),
+        (JOINED, [table("t", masks={"z": "NULL"}), table("u")], RuleDecision.QUIET),
+        (JOINED, [table("t"), table("u", masks={"z": "NULL"})], RuleDecision.QUIET),
+        (JOINED, [table("t"), table("u"), table("other", filters=["a = 1"])], RuleDecision.QUIET),
+        (JOINED, [table("t"), table("u", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (JOINED, [table("t", masks={"k": "NULL"}), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED, [table("t"), table("u", masks={"Y": "NULL"})], RuleDecision.FORBIDDEN),
+        (JOINED, [table("t"), table("t", masks={"x": "1"}), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED, [table("t", filters=["a IN (SELECT b FROM c)"]), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED, [table("t", masks={"z": "(select 1)"}), table("u")], RuleDecision.FORBIDDEN),
+        (JOINED, [table("t")], RuleDecision.UNKNOWN),
+        (JOINED, [], RuleDecision.UNKNOWN),
+        (VIEWED, [table("t"), table("v"), table("v~plan~0")], RuleDecision.FREE),
+        (VIEWED, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], RuleDecision.FORBIDDEN),
+        (VIEWED, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], RuleDecision.FORBIDDEN),
+        (VIEWED, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (VIEWED, [table("t"), table("v~plan~0")], RuleDecision.UNKNOWN),
     ],
 )
 def test_rules_decide_by_what_files_were_left_out_by(
-    used: Used, tables: list[dict[str, Any]], verdict: Verdict
+    used: Used, tables: list[dict[str, Any]], verdict: RuleDecision
 ) -> None:
     assert judged(used, *tables) is verdict
 
 
 def test_what_is_explained_shows_counts_so_no_rule_may_be_in_force() -> None:
     explained = Used({T: frozenset({"x"})}, explains=True)
-    assert judged(explained, table("t")) is Verdict.FREE
-    assert judged(explained, table("t", filters=["a = 1"])) is Verdict.FORBIDDEN
+    assert judged(explained, table("t")) is RuleDecision.FREE
+    assert judged(explained, table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
-@pytest.mark.parametrize(("value", "verdict"), [("true", Verdict.FORBIDDEN), ("false", Verdict.FREE)])
+@pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.FREE)])
 def test_a_demand_for_partition_filters_that_the_session_got_elsewhere_is_respected(
-    value: str, verdict: Verdict
+    value: str, verdict: RuleDecision
 ) -> None:
     assert judged(VIEWED, table("t"), table("v"), query_partition_filter_required=value) is verdict
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
 def test_an_answer_that_is_not_understood_says_nothing(answer: bytes) -> None:
-    assert judge(answer, Used()) is Verdict.UNKNOWN
+    assert judge(answer, Used()) is RuleDecision.UNKNOWN

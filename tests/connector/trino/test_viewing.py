@@ -53,7 +53,7 @@ async def test_a_view_is_read_over_the_plans_of_what_is_behind_it() -> None:
 
 async def test_the_answer_tells_nothing_of_the_tables_behind_it_and_all_names_are_renewed() -> None:
     done, _ = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
-    assert done.told.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
+    assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
     assert (done.files, done.considered_files) == (1, 100), "of which the operator is told"
     assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
@@ -139,7 +139,7 @@ async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_i
 
 async def test_of_nested_views_the_outermost_is_told_and_all_are_renewed() -> None:
     done, _ = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
-    assert done.told.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
+    assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
     assert views < set(done.plans)
     assert {of for of, _ in set(done.plans) - views} == {("db", "t"), ("db", "u")}
@@ -236,7 +236,7 @@ async def test_a_view_that_reads_itself_ends() -> None:
         "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
     }
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views=views)
-    assert done.told.startswith(("rewritten; ", "unchanged; "))
+    assert done.summary.startswith(("rewritten; ", "unchanged; "))
     assert len(server.views_asked) <= VIEWS_MAX
 
 
