@@ -10,6 +10,7 @@ import importlib.metadata
 import re
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
@@ -69,11 +70,14 @@ async def openapi(request: web.Request) -> web.Response:
 def build_document(app: web.Application) -> dict[str, Any]:
     """The document for all described routes of `app`, sorted by path."""
     paths: dict[str, dict[str, Any]] = {}
+    body_types = {described.body_type: None for described in _descriptions(app) if described.body_type is not None}
+    references, derived = msgspec.json.schema_components(body_types, ref_template="#/components/schemas/{name}")
+    bodies = dict(zip(body_types, references, strict=True))
     for route in app.router.routes():
         if route.resource is None or route.method == "HEAD" or not is_described(route.handler):
             continue
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(description_of(route.handler))
+        paths.setdefault(path, {})[route.method.lower()] = _operation(description_of(route.handler), bodies)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -103,6 +107,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,
                 "Error": _ERROR_SCHEMA,
+                **derived,
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
@@ -110,7 +115,11 @@ def build_document(app: web.Application) -> dict[str, Any]:
     }
 
 
-def _operation(described: Description) -> dict[str, Any]:
+def _descriptions(app: web.Application) -> list[Description]:
+    return [description_of(route.handler) for route in app.router.routes()]
+
+
+def _operation(described: Description, bodies: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": described.operation,
         "summary": described.summary,
@@ -123,8 +132,11 @@ def _operation(described: Description) -> dict[str, Any]:
     }
     if described.parameters:
         operation["parameters"] = [_parameter(parameter) for parameter in described.parameters]
-    if described.body is not None:
-        operation["requestBody"] = {"required": False, "content": {"application/json": {"schema": described.body}}}
+    body, required = described.body, False
+    if described.body_type is not None:
+        body, required = bodies[described.body_type], True
+    if body is not None:
+        operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": body}}}
     if described.public:
         operation["security"] = []
     return operation

@@ -51,6 +51,8 @@ class Description(msgspec.Struct, frozen=True):
     """Answered without a login and outside the limit on requests, so that probes work under load."""
     waits: bool = False
     """The request may wait for long: it has a separate limit and is not counted as in flight."""
+    body_type: Any = None
+    """The type of the JSON body, from which OpenAPI's schema is derived; then `body` is None."""
 
 
 def describe(
@@ -68,10 +70,14 @@ def describe(
     description = Description(operation, summary, tags, parameters, body, answers, public, waits)
 
     def mark(handler: Handler) -> Handler:
-        setattr(handler, _ATTRIBUTE, description)
+        attach(handler, description)
         return handler
 
     return mark
+
+
+def attach(handler: Handler, description: Description) -> None:
+    setattr(handler, _ATTRIBUTE, description)
 
 
 def description_of(handler: object) -> Description:
