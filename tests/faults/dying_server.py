@@ -16,7 +16,8 @@ from typing import Any
 
 from seamark.metaserver import server
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
-from seamark.metaserver.settings import Settings, load
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings_sources import load
 from seamark.metaserver.store.port import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
 _CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
