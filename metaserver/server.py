@@ -34,9 +34,11 @@ from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.catalog.catalog import open_catalog
-from seamark.metaserver.catalog.claims import fill_rest
+from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.clock import Clock, SystemClock
-from seamark.metaserver.commits.group_commit import open_commits
+from seamark.metaserver.commit.native.group_commit import open_commits
+from seamark.metaserver.commit.publication import open_publisher
+from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.connections import (
     Answers,
     ConnectionLimits,
@@ -98,6 +100,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         planner = await enter(
             open_planner(settings, objects, clock, indexes=indexes, usage=usage, location_checker=location_checker)
         )
+        publisher = await enter(open_publisher(catalog.parts))
         metrics = ServerMetrics()
         parts = ServerParts(
             settings=settings,
@@ -119,7 +122,8 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             ),
             usage=usage,
             planner=planner,
-            commits=await enter(open_commits(settings, store, objects, clock, timeline, catalog, planner, metrics)),
+            stock_commits=StockCommits(catalog, publisher),
+            commits=await enter(open_commits(catalog, publisher, planner, metrics)),
             metrics=metrics,
             authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
             authorizer=Authorizer(),

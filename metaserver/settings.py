@@ -1,6 +1,6 @@
 """Every setting of the server: one frozen value, each field with its description and its bounds.
 
-Read from, first wins: command-line flag, `SEAMARK_<NAME>` variable, key of the TOML file, default here (`load`).
+Flags, `SEAMARK_<NAME>` variables and the TOML file are read by `settings_sources.py`; the defaults are here.
 The reference page `docs/reference/settings.md` is generated from this file (`reference`), and a test compares them.
 Fields whose metadata say `secret` are never logged or shown (`Settings.redacted`).
 """
@@ -8,24 +8,12 @@ Fields whose metadata say `secret` are never logged or shown (`Settings.redacted
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import re
-import stat
-import tomllib
-import typing
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from seamark.metaserver.errors import ConfigError
-
 ENVIRONMENT_PREFIX = "SEAMARK_"
-CONFIG_VARIABLE = "SEAMARK_CONFIG"
-"""Names the TOML file when no `--config` does."""
-_UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 
 def setting(
@@ -459,166 +447,4 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
-
-
-def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
-    """Settings from flags > `environment` > TOML file > defaults.
-
-    `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file,
-    else the one named by SEAMARK_CONFIG. ConfigError names the setting and where its value came from.
-    """
-    if config is None and environment.get(CONFIG_VARIABLE):
-        config = Path(environment[CONFIG_VARIABLE])
-    values: dict[str, Any] = {}
-    for name, value in (_read_toml(config) if config is not None else {}).items():
-        values[name] = _convert(name, value, f"key {name!r} of {config}")
-    for name in FIELDS:
-        variable = environment_name(name)
-        if variable in environment:
-            values[name] = _convert(name, environment[variable], f"the variable {variable}")
-        if flags.get(name) is not None:
-            values[name] = _convert(name, flags[name], f"the flag {flag_name(name)}")
-    settings = Settings(**values)
-    check(settings)
-    return settings
-
-
-def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
-    """The TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
-    if config is None and environment.get(CONFIG_VARIABLE):
-        config = Path(environment[CONFIG_VARIABLE])
-    if config is None:
-        return None
-    names = [name for name in _read_toml(config) if FIELDS[name].metadata["secret"]]
-    return (config, names) if names and config.stat().st_mode & stat.S_IROTH else None
-
-
-def check(settings: Settings) -> None:
-    """What no single field can tell. ConfigError says which settings contradict each other."""
-    if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
-        raise ConfigError(
-            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
-            "whose tokens are believed, and for whom they are"
-        )
-    if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
-        raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
-    if settings.s3_client_access == "static" and not settings.s3_access_key_id:
-        raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
-    if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise ConfigError("tls_cert and tls_key go together: give both or neither")
-    if not _UMASK.fullmatch(settings.warehouse_umask):
-        raise ConfigError(f"warehouse_umask is an octal number such as 022: {settings.warehouse_umask!r} is not")
-    if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
-        raise ConfigError(
-            f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character"
-        )
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}") from None
-    for name in table:
-        if name not in FIELDS:
-            near = difflib.get_close_matches(name, FIELDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; `seamark serve --help` lists them"
-            raise ConfigError(f"The configuration file {path} has an unknown key {name!r}{hint}")
-    return table
-
-
-def _convert(name: str, value: Any, source: str) -> Any:
-    """`value` as the field's type and within its bounds. ConfigError says what `source` should have held."""
-
-    def refuse(wanted: str) -> ConfigError:
-        secret = FIELDS[name].metadata["secret"]
-        shown = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
-        hint = ""
-        if name in ("port", "host") and str(value).startswith("tcp://"):
-            hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
-        return ConfigError(f"The setting {name}, from {source}, must be {wanted}; {shown} is not{hint}")
-
-    converted = _CONVERTERS[_TYPES[name]](value, refuse)
-    metadata = FIELDS[name].metadata
-    for one in converted if isinstance(converted, tuple) else (converted,):
-        if metadata["choices"] and one not in metadata["choices"]:
-            raise refuse("one of " + ", ".join(metadata["choices"]))
-        if metadata["schemes"] and one and one.partition("://")[0] not in metadata["schemes"]:
-            raise refuse("a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"]))
-        least, most = metadata["least"], metadata["most"]
-        if (least is not None and one < least) or (most is not None and one > most):
-            raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
-    return converted
-
-
-Refuse = Callable[[str], ConfigError]
-
-
-def _text(value: Any, refuse: Refuse) -> str:
-    if not isinstance(value, str) or "\x00" in value:
-        raise refuse("text")
-    return value
-
-
-def _path(value: Any, refuse: Refuse) -> Path:
-    if not isinstance(value, (str, Path)) or not str(value) or "\x00" in str(value):
-        raise refuse("a path")
-    return Path(value).expanduser()
-
-
-def _whole(value: Any, refuse: Refuse) -> int:
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            raise refuse("a whole number") from None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise refuse("a whole number")
-    return value
-
-
-def _number(value: Any, refuse: Refuse) -> float:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise refuse("a number")
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise refuse("a number") from None
-    if not math.isfinite(number):
-        raise refuse("a finite number")
-    return number
-
-
-_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-
-
-def _truth(value: Any, refuse: Refuse) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in _TRUTH:
-        return _TRUTH[value.lower()]
-    raise refuse("true or false")
-
-
-def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
-    """A TOML array or repeated flag as it is; text is split at commas."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if not isinstance(value, (list, tuple)):
-        raise refuse("a list of strings")
-    return tuple(_text(one, refuse) for one in value)
-
-
-_CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
-    str: _text,
-    Path: _path,
-    int: _whole,
-    float: _number,
-    bool: _truth,
-    tuple[str, ...]: _list,
-}

@@ -1,8 +1,8 @@
-"""The server, asked from an event loop: for plan tables, and for the columns that a table has.
+"""An asynchronous client of the server, for plan tables and for the columns of tables.
 
-The rule kept: one question, one answer, and nothing repeated. Who asks has milliseconds and goes on without. Of plans
-nothing is remembered, for only the server knows what a client has committed a moment ago; of columns it is, but the
-server is asked each time whether the table has changed since.
+It sends each request once, without retries: callers have milliseconds and continue without an answer. Plans are not
+cached, because only the server knows the latest commits; columns are cached, and each use checks with the server that
+the table has not changed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _BYTES_PER_COLUMN = 200
 _CONNECTIONS = 64
 _AUDIENCE = re.compile(r"[!-~]{1,100}")
 _TIMEOUT_S = 30.0
-"""Who asks gives up long before."""
+"""Callers give up much earlier."""
 
 NESTED = "nested"
-"""In the place of a type that is no primitive."""
+"""In place of the type of a nested column."""
 Name = tuple[str, ...]
-"""Of a table, with the levels of its namespace."""
+"""A table's name, with the levels of its namespace."""
 
 
 class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
-    """What became of a join that was asked about: files were left out by `keys` values, if it was `used`."""
+    """The outcome of a requested join: its `keys` values left out files if it was `used`."""
 
     snapshot_id: int | None
     keys: int | None
@@ -48,8 +48,8 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    """What stands for a scan: a table of its own by `name`, or a snapshot of the table by `plan_snapshot_id`. Neither
-    where it would keep more of the files than was asked for."""
+    """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`. Neither if the
+    plan would keep a larger fraction of the files than requested."""
 
     name: str | None
     snapshot_id: int | None
@@ -57,7 +57,7 @@ class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     bytes: int
     considered_files: int
     joins: tuple[JoinOutcome, ...] = ()
-    """In the order of the question, those behind a join right after it."""
+    """In the order of the request; nested joins follow their join."""
     plan_snapshot_id: int | None = None
 
     @property
@@ -67,8 +67,8 @@ class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Only rows matter that are equal, in the columns `on` (the table's own, the other's), to a row of another table
-    that meets the predicate and the `joins` of its own."""
+    """Only rows are needed that are equal, in the columns `on` (this table's, the other table's), to a row of another
+    table that meets `predicate` and its own `joins`."""
 
     table: Name
     on: tuple[tuple[str, str], ...]
@@ -84,9 +84,9 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanTableRequest:
-    """A scan. `predicate` is SQL as `seamark explain` takes it; None keeps every file, as no `snapshot_id` means the
-    current one. Where a plan keeps more than `kept_max` of the files, no table is made of it. `past`: Trino reads by
-    the snapshot's schema; where that is not the current one, no table is made either."""
+    """A scan. `predicate` is SQL as in `seamark explain`; None keeps every file. `snapshot_id` None: the current
+    snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made. `past`: Trino reads
+    with the snapshot's schema; if that is not the current schema, no plan table is made either."""
 
     table: Name
     predicate: str | None
@@ -98,11 +98,11 @@ class PlanTableRequest:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view as it is stored. `text` is the one in Trino's dialect, `columns` are as declared, in lower case; `catalog`
-    and `schema` are those of names in the text that have none."""
+    """A stored view. `text` is its text in Trino's dialect, `columns` are the declared columns in lower case; `catalog`
+    and `schema` are the defaults for names in the text."""
 
     location: str
-    """Of its metadata, which names its version."""
+    """The location of its metadata, which identifies its version."""
     text: str
     columns: Mapping[str, str]
     catalog: str | None
@@ -111,8 +111,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Characters [start, end) of a view's text, and what is to be read there: a plan snapshot of the `table` that is
-    named there, or the plan view `plan`, behind which `alias` has the own name follow."""
+    """Characters [start, end) of a view's text, and their replacement: a plan snapshot of the `table` named there, or
+    the plan view `plan`; with `alias`, the original name follows as an alias."""
 
     start: int
     end: int
@@ -130,7 +130,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A view over plans. `plan_id` names it in `Seamark.lease`, `columns` are the view's."""
+    """A view over plans. `plan_id` identifies it in `Seamark.lease`; `columns` are the view's."""
 
     name: str
     plan_id: int
@@ -139,16 +139,16 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True)
 class KnownTable:
-    """A table's columns in lower case, and their Iceberg types; `version` changes when anything of the table does."""
+    """A table's columns in lower case, with their Iceberg types; `version` changes with any change of the table."""
 
     version: str
     columns: Mapping[str, str] | None
-    """None where two differ in case alone."""
+    """None if two names differ only in case."""
     snapshot_id: int | None = None
-    """The current one."""
+    """The current snapshot."""
     size_bytes: int = 0
     files: int = 0
-    """Of data, as the snapshot tells; 0 where it does not."""
+    """Data files, from the snapshot's summary; 0 if the summary has no count."""
 
 
 class _Field(msgspec.Struct):
@@ -212,10 +212,10 @@ class _Config(msgspec.Struct):
 
 
 class Seamark:
-    """The server at `url`, as the principal that `http` presents. Plans are asked for with a lease of `lease_s`."""
+    """The server at `url`, with the credentials of `http`. Plans are requested with a lease of `lease_s`."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
-        """`audience`: plans are snapshots, shown to requests that carry this value in `X-Seamark-Plans`."""
+        """`audience`: plans are snapshots that are visible to requests with this value in `X-Seamark-Plans`."""
         self._http = http
         self.url = url
         self._lease_s = lease_s
@@ -239,13 +239,13 @@ class Seamark:
             raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        """Renews plans of a table, or of a view, for another lease. `lease_s` 0 withdraws them."""
+        """Renews the leases of plans of a table or view. `lease_s` 0 withdraws the plans."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def view(self, name: Name) -> View | None:
-        """As it is now; None where there is none of that name, or none with a text in Trino's dialect."""
+        """The current view; None if there is no such view, or none with a text in Trino's dialect."""
         try:
             _, raw = await self._ask("GET", await self._path(name, "views"))
         except NotFound:
@@ -269,8 +269,8 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """The view over plans, for one user of the engine. NotFound where it has changed since; None where no more are
-        made."""
+        """The plan view, for one user of the engine. NotFound if the view has changed; None if the server makes no more
+        plan views."""
         body = {
             "metadata-location": view.location,
             "predicate": predicate,
@@ -290,7 +290,7 @@ class Seamark:
         return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
 
     async def columns(self, table: Name) -> KnownTable | None:
-        """As the table is now; None where there is none of that name, as of a view."""
+        """The current table; None if there is none of that name, or it is a view."""
         known = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
@@ -318,14 +318,14 @@ class Seamark:
         return found
 
     async def _path(self, name: Name, kind: str) -> str:
-        """Of a table or a view among the standard's routes."""
+        """The path of a table or view in Iceberg's REST routes."""
         if self._catalog is None:
             self._catalog = await self._standard()
         levels = quote(NAMESPACE_SEPARATOR.join(name[:-1]), safe="")
         return f"{self._catalog}/namespaces/{levels}/{kind}/{quote(name[-1], safe='')}"
 
     async def _standard(self) -> str:
-        """Where the standard's routes begin."""
+        """The prefix of Iceberg's REST routes."""
         _, raw = await self._ask("GET", "/v1/config")
         try:
             config = msgspec.json.decode(raw, type=_Config)
@@ -343,7 +343,7 @@ class Seamark:
         known: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> tuple[str, bytes]:
-        """ETag and body of the answer; no body where the version that is `known` is still the one."""
+        """ETag and body of the answer; an empty body if the version is still `known`."""
         url = URL(self.url + path, encoded=True)
         headers = {"If-None-Match": known} if known else headers or {}
         try:
@@ -361,7 +361,7 @@ class Seamark:
 
 
 def _columns(schema: _Schema) -> dict[str, str] | None:
-    """None where two differ in case alone."""
+    """None if two names differ only in case."""
     columns = {one.name.lower(): one.type if isinstance(one.type, str) else NESTED for one in schema.fields}
     return columns if len(columns) == len(schema.fields) else None
 
@@ -372,13 +372,13 @@ def _total(snapshot: _Snapshot | None, name: str) -> int:
 
 
 def check_url(url: str) -> None:
-    """ValueError for one that is none."""
+    """ValueError for an invalid URL."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
 
 
 def check_audience(value: str) -> None:
-    """ValueError for what the server does not take in `X-Seamark-Plans`."""
+    """ValueError for a value that the server refuses in `X-Seamark-Plans`."""
     if not _AUDIENCE.fullmatch(value):
         raise ValueError(f"{value!r} is no value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces")
 
@@ -392,8 +392,8 @@ async def open_seamark(
     audience: str | None = None,
     authorities: str | None = None,
 ) -> AsyncIterator[Seamark]:
-    """`audience` as of `Seamark`. `authorities`: PEM file with those of the server's certificate; else as SEAMARK_CA or
-    the system says. ValueError for a URL that is none."""
+    """`audience` as in `Seamark`. `authorities`: PEM file with the authorities of the server's certificate; default:
+    SEAMARK_CA or the system's authorities. ValueError for an invalid URL."""
     check_url(url)
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {} if token is None else {"Authorization": f"Bearer {token}"}

@@ -1,9 +1,9 @@
-"""The questions of one statement to the catalog, in the time that it has: which plan tables may stand for its scans.
+"""The plan requests of one statement, within its time budget: which plan tables replace its scans.
 
-A table that stands in a statement more than once is read there at one snapshot, as Trino would: all its places become
-plans of the same snapshot, or none does. So do all places of a table by whose rows another one's were left out: they
-are to read the snapshot that those rows are of, which is the one that was current when the statement came. Where that
-cannot be, the other table is asked about once more, without its joins.
+A table that a statement reads more than once is read at one snapshot, as Trino would: all its scans get plans of the
+same snapshot, or none does. The same applies to a table whose rows were used to leave out files of another table: all
+its scans must read the snapshot of these rows, which was current when the statement arrived. If that is impossible, a
+plan of the other table is requested again, without its joins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableAns
 from seamark.connector.plans.joins import Partner, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
-"""Of the time that is left: a question without joins is to have some, too."""
+"""Fraction of the remaining time for a request with joins; the rest is for a request without them."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
@@ -29,7 +29,7 @@ Plans = dict[PlannedScan, PlanTableAnswer]
 
 
 class Asking:
-    """Belongs to one statement. `why`: there is one plan less."""
+    """Belongs to one statement. `why`: the reason for the last missing plan."""
 
     def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
         self._seamark = seamark
@@ -38,23 +38,23 @@ class Asking:
         self._failed = False
         self.why = ""
         self.made: set[tuple[Name, int]] = set()
-        """Ids of the plans that were answered, those included that were not used then."""
+        """Ids of all plans that the server returned, including unused plans."""
         self.missing: set[Name] = set()
-        """What there is no table of: views among it."""
+        """Names that are no tables, among them views."""
 
     def has_failed(self) -> bool:
-        """Not being able to answer; a refusal is an answer."""
+        """Whether the server failed to answer; a refusal is an answer."""
         return self._failed
 
     async def plans(self, places: Sequence[PlannedScan], partners: Mapping[PlannedScan, tuple[Partner, ...]]) -> Plans:
-        """Of the places that are to read plan tables."""
+        """The plans of the scans that are to read plan tables."""
         groups = _groups(places)
         pins = {one.place.read: one for each in partners.values() for one in depth_first(each)}
         wanted = {}
         for place in places:
             joins, pin = partners.get(place, ()), pins.get(place.read)
             if pin is not None:
-                # Of one file none is left out: so all statements share one plan of it.
+                # No file of a single-file table can be left out, so all statements share one plan of it.
                 wanted[place] = _wanted(place, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif place.scan.predicate is not None or joins:
                 wanted[place] = _wanted(place, place.scan.snapshot_id, self._kept_max, joins)
@@ -71,7 +71,7 @@ class Asking:
         _settle(groups, partners, found)
         needed = {one.place.read for place, plan in found.items() for one, _ in _used(partners.get(place, ()), plan)}
         for read in pins.keys() - needed:
-            # It was to be read at one snapshot with another table; that has come to nothing.
+            # It was pinned to the snapshot for a join with another table; the join is not used.
             if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
                 _drop(found, groups[read])
         return {place: plan for place, plan in found.items() if plan.is_made}
@@ -79,7 +79,7 @@ class Asking:
     def _others(
         self, groups: Mapping[object, list[PlannedScan]], found: Plans, again: Mapping[PlannedScan, PlanTableRequest]
     ) -> dict[PlannedScan, PlanTableRequest]:
-        """What is to be asked about as others of the same table have plans."""
+        """The plans to request because other scans of the same table have plans."""
         wanted: dict[PlannedScan, PlanTableRequest] = {}
         for group in groups.values():
             answers = [found[place] for place in group if place in found]
@@ -114,7 +114,7 @@ class Asking:
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """The answers that come in time, and are no refusals."""
+        """The answers that arrive in time and are no refusals."""
         if not questions:
             return {}
         left_s = self._until_s - asyncio.get_running_loop().time()
@@ -152,7 +152,7 @@ def without(
     places: Sequence[PlannedScan],
     partners: Mapping[PlannedScan, tuple[Partner, ...]],
 ) -> Plans:
-    """The plans that are still good where those of `gone` are not read."""
+    """The plans that stay valid if the scans in `gone` are not read."""
     left = dict(plans)
     _drop(left, gone)
     _settle(_groups(places), partners, left)
@@ -160,7 +160,7 @@ def without(
 
 
 def used_joins(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[str, int]]:
-    """The columns by which files were left out, and by how many keys."""
+    """The columns by which files were left out, and the number of keys."""
     used = _used(partners, plan)
     return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in partners]
 
@@ -173,21 +173,21 @@ def _wanted(
     *,
     keep: bool = True,
 ) -> PlanTableRequest:
-    """`keep`: with the predicate; one that was refused is asked about without."""
+    """`keep`: with the predicate; after a refusal, a plan without it is requested."""
     predicate = place.scan.predicate if keep else None
     past = place.scan.snapshot_id is not None
     return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
 
 
 def _used(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[Partner, JoinOutcome]]:
-    """By whose rows files were left out, and what was told of it."""
+    """The partners whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
     return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
 
 
 def _is_sure(partners: Sequence[Partner], plan: PlanTableAnswer, found: Plans) -> bool:
-    """Whether each table by whose rows files were left out is read at the snapshot that those rows are of."""
+    """Whether each table whose rows left out files is read at the snapshot of these rows."""
     for one, told in _used(partners, plan):
         other = found.get(one.place)
         if other is None or not other.is_made or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
@@ -196,7 +196,7 @@ def _is_sure(partners: Sequence[Partner], plan: PlanTableAnswer, found: Plans) -
 
 
 def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
-    """Those that are to read the same."""
+    """The scans that must read the same snapshot."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
     for place in places:
         groups[place.read].append(place)
@@ -206,7 +206,7 @@ def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
 def _settle(
     groups: Mapping[object, Sequence[PlannedScan]], partners: Mapping[PlannedScan, tuple[Partner, ...]], found: Plans
 ) -> None:
-    """Until it holds of all: the places of a table are read at one snapshot, and so are their partners."""
+    """Removes plans until the scans of a table, and their partners, are read at one snapshot."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
         unsure = [place for place, plan in found.items() if not _is_sure(partners.get(place, ()), plan, found)]

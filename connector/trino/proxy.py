@@ -1,12 +1,12 @@
-"""Trino's client protocol, in front of one coordinator or several: what clients talk to instead of Trino.
+"""A proxy of Trino's client protocol, in front of one or several coordinators.
 
-The rule kept: a client sees what it would see without the proxy. Everything is passed on as it is (`forwarding.py`);
-the text of a statement alone may be another one that gives the same rows (`rewriting.py`), and where that fails before
-it gave any, the original takes its place (`holding.py`). `X-Seamark-Plan` in the answer to a statement says what was
-done.
+Invariant: a client sees what it would see without the proxy. Requests are forwarded unchanged (`forwarder.py`), except
+that the text of a statement may be replaced by a text with the same rows (`rewriter.py`). If the replacement fails
+before it returns rows, the original is sent (`held_statements.py`). `X-Seamark-Plan` in the answer to a statement
+reports what was done.
 
-The proxy keeps nothing between requests but caches and counts, and whose plans' leases to renew (`waiting.py`): it may
-be killed, and there may be many of it.
+The proxy keeps no state between requests except caches, counters and the leases to renew (`queued_statements.py`): it
+may be killed, and several proxies may run in parallel.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ from seamark.metaserver.wire import encode_json
 STATEMENTS = "/v1/statement"
 PLAN_HEADER = "X-Seamark-Plan"
 _PLANNED = "planned"
-"""What a client hears while Trino has not said whether it may read the tables: how many files hold what it looks for
-would tell of their rows. The log has the rest."""
+"""What a client receives until Trino has shown that it may read the tables: the number of matching files would
+reveal data. The log has the details."""
 _REWRITTEN = "rewritten"
 _UNTOLD = frozenset((DENIED, FORBIDDEN, UNREAD))
-"""Outcomes that would tell of Trino's rules."""
+"""Outcomes that would reveal Trino's access rules."""
 _RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
 _QUEUE_S = 0.2
-"""For so long a query that goes on as it came is followed through Trino's queue; the last answer may take a second."""
+"""How long an unchanged query is followed through Trino's queue; the last answer may take a second."""
 _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
-"""Of statements of other kinds any answer may have headers that are the client's."""
+"""Answers to other statements may have headers that are for the client."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Told = tuple[web.StreamResponse, str]
-"""An answer, and what was done with the statement; "" where there was none."""
+"""An answer, and what was done with the statement; "" for other requests."""
 
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """What a proxy is told; see `seamark trino-proxy --help`. `plans` is what Trino's catalogs carry in
-    `X-Seamark-Plans`. `rules`: Trino may have row filters and column masks. `plan_header`: clients are told counts."""
+    """The configuration of a proxy; see `seamark trino-proxy --help`. `plans`: the value that Trino's catalogs send in
+    `X-Seamark-Plans`. `rules`: Trino may have row filters and column masks. `plan_header`: clients receive counts."""
 
     trino: tuple[str, ...]
     catalogs: frozenset[str]
@@ -102,22 +102,22 @@ class ProxySettings:
     header_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     send_timeout_s: float = 300.0
-    """Longer than a server's: some of Trino's clients read an answer only as fast as their user takes rows."""
+    """Longer than a server's timeout: some Trino clients read an answer only as fast as their user fetches rows."""
     body_bytes: int = 16 << 20
     body_timeout_s: float = 30.0
     upstream_tls: ssl.SSLContext | None = None
     authorities: str | None = None
-    """PEM file with the authorities of Seamark's certificate."""
+    """PEM file with the certificate authorities for Seamark's certificate."""
 
     def check(self) -> None:
-        """ValueError for an address that is none."""
+        """ValueError for an invalid address."""
         Coordinators(self.trino)
         check_url(self.seamark)
         check_audience(self.plans)
 
 
 class Proxy:
-    """The handler of every request. `settings` are the operator's; the other parts are opened by `open_proxy`."""
+    """Handles all requests. `settings` are the operator's; `open_proxy` opens the other parts."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Proxy:
         self.draining = False
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answers one request, counted and logged."""
+        """Answers a request; counts and logs it."""
         begun_s = time.monotonic()
         self.answering += 1
         try:
@@ -151,7 +151,7 @@ class Proxy:
         finally:
             self.answering -= 1
         self._answered[response.status // 100].inc()
-        if told or self._logs_all:  # once the answer is on its way
+        if told or self._logs_all:  # while the answer is being sent
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, told, ended_s)
         return response
@@ -178,7 +178,7 @@ class Proxy:
             response, told = await self._routed(request, body)
         except RefusedBody as refusal:
             return _refused(refusal), ""
-        if body.refusal is not None and not response.prepared:  # aiohttp's client only says that sending failed
+        if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed
             return _refused(body.refusal), told
         return response, told
 
@@ -197,7 +197,7 @@ class Proxy:
             candidates = [coordinator] if coordinator else self._coordinators.in_turn()
             return await self._statement(request, content, candidates, target)
         if renewing := self._waiting.due(path):
-            await self._rewriter.renew(renewing)  # before Trino may look for them
+            await self._rewriter.renew(renewing)  # before Trino can resolve them
         if coordinator is None:
             coordinator = self._coordinators.of_page(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
@@ -205,7 +205,7 @@ class Proxy:
         return await self._forwarder.forward(request, candidates, target, body), ""
 
     def count_unreadable(self) -> None:
-        """A request came that is not HTTP, and was refused."""
+        """Counts a request that is not HTTP and was refused."""
         self._answered[4].inc()
 
     def _own(self, request: web.BaseRequest, path: str) -> web.Response:
@@ -213,7 +213,7 @@ class Proxy:
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         if path == f"{OWN}/healthz":
             state = {"draining": self.draining, "open-breakers": self._rewriter.open_breakers}
-            # Only how many: nobody is asked for a login here, and their addresses are of an inner network.
+            # Only the number: this route needs no authentication, and the addresses are internal.
             body = encode_json({**state, "coordinators": len(self._coordinators.all)})
             return web.Response(status=503 if self.draining else 200, body=body, content_type="application/json")
         if path == f"{OWN}/metrics":
@@ -282,7 +282,7 @@ class Proxy:
         outcome: str = "unchanged",
         passing: Passing | None = None,
     ) -> _Told:
-        """The statement as it came. `told` is for the log, and for the client where there is no `header` for it."""
+        """Sends the statement unchanged. `told` is logged, and is sent to the client if there is no `header`."""
         self._counts.statements.labels(outcome).inc()
         says = {PLAN_HEADER: header or told}
         return await self._forwarder.forward(request, candidates, target, body, told=says, passing=passing), told
@@ -334,7 +334,7 @@ class Proxy:
     async def _judge(
         self, coordinator: Coordinator, headers: CIMultiDict[str], used: Used, query_id: str
     ) -> RuleDecision:
-        """By what the statement's own sender may see of it. aiohttp.ClientError."""
+        """Decides by what the statement's sender may see of the query. aiohttp.ClientError."""
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
         async with await self._forwarder.send("GET", coordinator, target, headers) as response:
             body, whole = await read_at_most(response.content, _RULES_BYTES_MAX)
@@ -350,7 +350,8 @@ class Proxy:
         return await self._forwarder.send(method, coordinator, asked, headers)
 
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        """The client's, but for those about the body of its POST. What comes is looked at, so it comes unpacked."""
+        """The client's headers except those about the body of its POST. The proxy reads answers, so they must not be
+        compressed."""
         headers = self._forwarder.headers_up(request, coordinator)
         for name in ("Content-Length", "Content-Type"):
             headers.popall(name, None)
@@ -365,8 +366,8 @@ class Proxy:
         hold_s: float,
         judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[HeldStatement]:
-        """Of a client that leaves meanwhile the statement is cancelled: nobody else knows of it, it would run on for
-        nobody."""
+        """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run without a
+        reader."""
         ask = partial(self._ask, coordinator, headers)
         held = HeldStatement(partial(ask, "GET"), hold_s=hold_s, judge=judge)
         try:
@@ -382,13 +383,13 @@ class Proxy:
         task.add_done_callback(self._cancelling.discard)
 
     async def close(self) -> None:
-        """Waits for cancellations that are under way; each takes seconds at most."""
+        """Waits for pending cancellations, which take at most seconds each."""
         await asyncio.gather(*self._cancelling, return_exceptions=True)
 
 
 @asynccontextmanager
 async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
-    """Every part, closed in reverse order. ValueError for an address that is none."""
+    """Opens all parts, and closes them in reverse order. ValueError for an invalid address."""
     async with AsyncExitStack() as stack:
         coordinators = Coordinators(settings.trino)
         http = await stack.enter_async_context(open_session(settings.upstream_tls))
@@ -428,7 +429,7 @@ def _refused(refusal: RefusedBody) -> web.Response:
 
 
 def _shown(path: str) -> str:
-    """As logs have it: without what opens a query's results to whoever knows it."""
+    """The path for logs, without the secret part that gives access to a query's results."""
     parts = path.split("/")
     keep = 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{OWN}/c/") else 0)][:9])

@@ -1,20 +1,20 @@
-"""A statement → the same statement over plan snapshots, or the reason why it goes on as it came.
+"""Rewrites a statement to read plan snapshots, or gives the reason why the statement is sent unchanged.
 
-The rule kept: doubt and failure leave the statement alone. All of it has a budget of milliseconds; what has not come by
-then is not waited for. Only scans that are fully understood (`scans.py`), of tables of the catalogs that are named, are
-asked about, each time anew: a client that has committed must see it, so no plan is remembered. That there was none
-worth using is remembered for seconds.
+If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a budget of milliseconds; it does not
+wait for later results. Plans are requested only for scans that are fully understood (`scans.py`), of tables in the
+configured catalogs. They are requested for each statement, because a client must see its own commits; no plan is
+cached. That no plan was useful is cached for seconds.
 
-A plan is a version of its table: `FOR VERSION AS OF` stands behind the table's own name, so that Trino's access control
-sees the table that the client has named. Views have no versions. A plan view stands in a view's place, and a named
-subquery that is never run reads the view itself, so that Trino applies what it would have applied (`viewing.py`).
+A plan is a version of its table: `FOR VERSION AS OF` follows the table's own name, so Trino's access control checks the
+table that the client named. Views have no versions: a plan view replaces the view, and a named subquery that is never
+executed reads the view itself, so Trino applies the view's access rules (`views.py`).
 
-A table that stands in a statement more than once is read there at one snapshot, as Trino would, and so is one by whose
-rows another's files were left out (`joining.py`, `asking.py`). Inside an explicit transaction Trino keeps to the
-snapshots that it has seen, so statements of one are left alone.
+A table that a statement reads more than once is read at one snapshot, as Trino would. The same applies to a table whose
+rows were used to leave out files of another table (`joins.py`, `plan_requests.py`). Statements in an explicit
+transaction are unchanged, because Trino keeps the snapshots that the transaction has seen.
 
-Literals without a time zone mean the session's. That it is the one that the client says holds only where Trino's
-`sql.forced-session-time-zone` is not set, which is the operator's to say (`Limits.trust_time_zone`).
+Literals without a time zone use the session's zone. The zone in the client's headers is the session's zone only if
+Trino's `sql.forced-session-time-zone` is not set; the operator configures this (`Limits.trust_time_zone`).
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from seamark.connector.trino.statements.views import Seen, Views
 from seamark.metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
-"""Trino's `query.max-length`, as it is by default: a longer text it refuses."""
+"""The default of Trino's `query.max-length`: Trino refuses a longer text."""
 SCANS_MAX = 64
 _TOLD_CHARACTERS_MAX = 2000
 _TOO_MANY = "plans keep too many of the files"
 _VAIN_S = 5.0
-"""For so long a statement that asked in vain goes on as it came: dashboards send theirs again and again."""
+"""How long a statement without a useful plan is sent unchanged: dashboards repeat their statements."""
 _VAIN_BYTES = 4 << 20
 _DENIED_BYTES = 1 << 20
 DENIED = "PERMISSION_DENIED"
-"""How Trino names that its access control refuses."""
+"""Trino's error name for a refusal by access control."""
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
-"""A statement with none of them leaves no files out, and is not worth reading."""
+"""A statement without these words leaves no files out and is not parsed."""
 _TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
 _LISTS = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
-"""Trino's own tables of a table, its snapshots among them."""
+"""Trino's metadata tables of a table, such as `$snapshots`."""
 _EXPLAINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
-"""Possessive: with a way back, a line of 40 dashes would take seconds."""
+"""Possessive: with backtracking, a line of 40 dashes would take seconds."""
 _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
-"""In names of Trino's own: of system tables, and of what is a plan already."""
+"""In names of Trino's system tables, and of plans."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`budget_s`: what a statement may wait for its plans. `kept_max`: the share of its files beyond which a scan is
-    left as it is. `trust_time_zone`: a session's zone is the one that its client says."""
+    """`budget_s`: how long a statement may wait for its plans. `kept_max`: a scan whose plan keeps a larger fraction of
+    the files is unchanged. `trust_time_zone`: the client's time zone is the session's."""
 
     budget_s: float = 0.25
     kept_max: float = 0.95
@@ -86,30 +86,30 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """`statement` is None where the one that came is to go on. `told`: what was done, in one line for a header."""
+    """`statement` is None if the original is to be sent. `summary`: what was done, in one line for a header."""
 
     statement: str | None
     summary: str
     prepared: str | None = None
-    """The prepared statement whose text `statement` is; without it, `statement` is what is sent."""
+    """The prepared statement whose new text is `statement`; None if `statement` itself is sent."""
     files: int = 0
     considered_files: int = 0
     plans: Sequence[Plan] = ()
-    """The plans of tables and of views that `statement` reads. They are to be released (`Rewriter.release`)."""
+    """The plans of tables and views that `statement` reads. The caller releases them (`Rewriter.release`)."""
     used: Used = field(default_factory=Used)
-    """What files were left out by."""
+    """The tables and columns by which files were left out."""
     depends_on_data: bool = False
-    """`told` does: it is for those alone who may read the tables."""
+    """The summary shows data: only clients that may read the tables may see it."""
     who: int = 0
-    """Its sender, and what it reads by which columns."""
+    """A hash of the sender, and of the tables and columns that it reads."""
     is_wasted: bool = False
-    """Every plan kept too much of its table, and so will those of the same statement soon after."""
+    """Every plan kept too many files of its table; the same statement will get no better plans soon after."""
 
 
 class Rewriter:
     """Belongs to one event loop. `catalogs` are Trino's names for `seamark`.
 
-    Whoever runs a rewritten statement says what came of it: `worked`, or `failed`.
+    The caller that runs a rewritten statement reports the outcome: `worked` or `failed`.
     """
 
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
@@ -119,21 +119,21 @@ class Rewriter:
         self._limits = limits
         self._seamark = Breaker()
         self._trino = Breaker()
-        """Of reading plan snapshots, which Trino may not be able to."""
+        """For reading plan snapshots, which may fail in Trino."""
         self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
-        """Of who may not read them, by `Rewriting.who`: what one may not, others may, and so it is with columns."""
+        """For senders whose access is denied, by `Rewriting.who`: other senders and other columns may be allowed."""
         self._withdrawing = Withdrawing(seamark.lease)
         self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)
         self._vain: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
-        """Until when not to ask about a statement, on the loop's clock, by its text, catalog and schema."""
+        """The end of the time in which no plan is requested, on the loop's clock, by text, catalog and schema."""
 
     async def close(self) -> None:
         self._reader.close()
         await self._withdrawing.close()
 
     async def rewrite(self, statement: str, session: Session) -> Rewriting:
-        """Never fails, and ends within the budget."""
+        """Raises no error, and ends within the budget."""
         if session.off or is_hinted_off(statement):
             return Rewriting(None, "unchanged; switched off")
         if session.in_transaction:
@@ -146,7 +146,7 @@ class Rewriter:
         if not _PRUNES.search(text.text):
             return Rewriting(None, "unchanged; nothing to prune by")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return Rewriting(None, "unchanged; of other catalogs")  # not worth reading either
+            return Rewriting(None, "unchanged; of other catalogs")  # not worth parsing either
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
@@ -160,7 +160,7 @@ class Rewriter:
         return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
-        """So that a list of a table's snapshots has none of plans that are done with."""
+        """Removes unused plans, so that a list of a table's snapshots does not show them."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
                 await self._withdrawing.flush()
@@ -168,8 +168,8 @@ class Rewriter:
             _log.warning("not withdrawn", error="Seamark was too slow")
 
     async def renew(self, plans: Sequence[Plan]) -> None:
-        """Of a statement that has not been read yet. What is not renewed within the budget is good for as long as it
-        is."""
+        """Renews the plans of a statement that Trino has not analysed yet. Plans that are not renewed within the budget
+        keep their leases."""
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
         for of, plan_id in plans:
             by_name[of].append(plan_id)
@@ -187,7 +187,8 @@ class Rewriter:
             _log.warning("not renewed", error=error.message)
 
     def release(self, rewriting: Rewriting, *, is_analysed: bool = True) -> None:
-        """The rewritten statement needs its plans no longer; where Trino may not have analysed it yet, nobody knows."""
+        """The rewritten statement no longer needs its plans. If Trino may still analyse it, they end with their
+        leases."""
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
     def worked(self, rewriting: Rewriting) -> None:
@@ -196,8 +197,8 @@ class Rewriter:
             breaker.succeeded()
 
     def failed(self, rewriting: Rewriting, name: str, message: str) -> None:
-        """In Trino, or by its rules. Whether a plan was the reason its message tells: it names one, or one of its
-        files."""
+        """The statement failed in Trino or by its access rules. A plan was the cause if the message names a plan or one
+        of its files."""
         if name == FORBIDDEN or (name == DENIED and rewriting.used.views):
             breaker = self._denied.get(rewriting.who) or Breaker()
             self._denied.put(rewriting.who, breaker, 0)
@@ -209,7 +210,7 @@ class Rewriter:
 
     @property
     def open_breakers(self) -> list[str]:
-        """Who failed too often to be asked now: seamark to make plan tables, trino to read them."""
+        """The parties that failed too often: seamark (plan tables are not made), trino (they are not read)."""
         return [name for name, one in (("seamark", self._seamark), ("trino", self._trino)) if one.is_open]
 
     async def _within(self, text: StatementText, session: Session, until_s: float) -> Rewriting:
@@ -221,7 +222,7 @@ class Rewriter:
             try:
                 learned = await self._views.learn(asking.missing, asking, until_s)
             except TimeoutError:
-                return done  # what has been learned serves the next one
+                return done  # the next statement uses what was loaded
             if learned:
                 return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
         return done
@@ -232,7 +233,7 @@ class Rewriter:
             found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: place for number, place in found.items() if place is not None}
             tables = {number: place for number, place in numbered.items() if place.table not in seen.views}
-            # A view's past is nothing that Trino would read.
+            # Trino does not read views at an earlier version.
             views = {
                 number: place
                 for number, place in numbered.items()
@@ -278,7 +279,7 @@ class Rewriter:
             return Rewriting(None, "unchanged; its plans were withdrawn meanwhile")
         return done
 
-    # How a text reads
+    # Parsing
 
     def _text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
@@ -291,8 +292,8 @@ class Rewriter:
     async def _reading(
         self, text: StatementText, session: Session, asking: Asking, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], Seen]:
-        """With the columns of the tables, where they could tell more than the text alone; and the views that it names,
-        with what is behind them."""
+        """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
+        views it names, with their contents."""
         plain = await self._reader.read(text, {}, until_s)
         named = {names: one[1] for names in plain.asked if (one := self._named(names, session)) is not None}
         views = await self._views.behind(named.values(), until_s)

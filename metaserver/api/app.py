@@ -38,6 +38,7 @@ def build_app(parts: ServerParts) -> web.Application:
     app[keys.CATALOG] = parts.catalog
     app[keys.TIMELINE] = parts.timeline
     app[keys.PLANNER] = parts.planner
+    app[keys.STOCK_COMMITS] = parts.stock_commits
     app[keys.COMMITS] = parts.commits
     app[keys.REGISTRY] = parts.registry
     app[keys.INDEXES] = parts.indexes

@@ -1,1 +1,1 @@
-"""Namespaces, tables, views and the commit: validate, write metadata, swap the pointer."""
+"""Namespaces, tables, views and functions: create, load, rename, drop, restore and purge."""

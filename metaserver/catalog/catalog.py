@@ -10,19 +10,17 @@ from msgspec import structs
 
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.page_tokens import PageTokens
-from seamark.metaserver.catalog.claims import check_own, check_staged, check_writable, fill
-from seamark.metaserver.catalog.commit import Committer
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.dropped import Dropped
 from seamark.metaserver.catalog.functions import Functions
 from seamark.metaserver.catalog.metrics import MetricsReports
 from seamark.metaserver.catalog.namespaces import Namespaces
+from seamark.metaserver.catalog.ownership.claims import check_own, check_staged, check_writable, fill
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.plan_tables import PlanTables
-from seamark.metaserver.catalog.plan_views import PlanViews
+from seamark.metaserver.catalog.plans.plan_tables import PlanTables
+from seamark.metaserver.catalog.plans.plan_views import PlanViews
 from seamark.metaserver.catalog.staging import Staging
 from seamark.metaserver.catalog.tables import Tables
-from seamark.metaserver.catalog.transactions import Transactions
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.clock import Clock
@@ -40,14 +38,12 @@ class Catalog:
     tables: Tables
     views: Views
     functions: Functions
-    transactions: Transactions
     dropped: Dropped
     plan_tables: PlanTables
     plan_views: PlanViews
     metrics: MetricsReports
     documents: Documents
     warehouse: Warehouse
-    committer: Committer
     staging: Staging
     pages: PageTokens
     parts: CatalogContext
@@ -115,24 +111,19 @@ async def open_catalog(
         pages=PageTokens(keyring, clock),
     )
     await fill(parts)
-    committer, plans = Committer(parts), PlanTables(parts)
-    try:
-        yield Catalog(
-            namespaces=Namespaces(parts),
-            tables=Tables(parts, committer, plans),
-            views=Views(parts),
-            functions=Functions(parts),
-            transactions=Transactions(committer, plans),
-            dropped=Dropped(parts),
-            plan_tables=plans,
-            plan_views=PlanViews(parts, plans),
-            metrics=MetricsReports(parts),
-            documents=documents,
-            warehouse=warehouse,
-            committer=committer,
-            staging=Staging(clock, keyring),
-            pages=parts.pages,
-            parts=parts,
-        )
-    finally:
-        await committer.close()
+    plans = PlanTables(parts)
+    yield Catalog(
+        namespaces=Namespaces(parts),
+        tables=Tables(parts),
+        views=Views(parts),
+        functions=Functions(parts),
+        dropped=Dropped(parts),
+        plan_tables=plans,
+        plan_views=PlanViews(parts, plans),
+        metrics=MetricsReports(parts),
+        documents=documents,
+        warehouse=warehouse,
+        staging=Staging(clock, keyring),
+        pages=parts.pages,
+        parts=parts,
+    )

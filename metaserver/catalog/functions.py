@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from seamark.metaserver.catalog.claims import claim_folder
+from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 
-from seamark.metaserver.catalog.claims import check_outside
+from seamark.metaserver.catalog.ownership.claims import check_outside
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.errors import CommitConflict, Unprocessable

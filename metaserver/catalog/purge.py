@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from seamark.metaserver.catalog.claims import disowned
+from seamark.metaserver.catalog.ownership.claims import disowned
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing

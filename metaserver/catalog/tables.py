@@ -1,4 +1,4 @@
-"""Tables: list, create, stage, register, load, rename and drop. `commit.py` changes tables."""
+"""Tables: list, create, stage, register, load, rename and drop. `metaserver/commit/` changes tables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import builtins
 import contextlib
 from typing import Any
 
-from seamark.metaserver.catalog.claims import check_unclaimed, claim
-from seamark.metaserver.catalog.commit import (
-    Committer,
+from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
+from seamark.metaserver.catalog.ownership.own_files import allow, allow_anew
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.plans.plan_tables import check_lasting
+from seamark.metaserver.catalog.pointers import (
     check_name_free,
     check_uuid,
     created_entry,
     metadata_location,
-    moved_on,
     table_uuid,
 )
-from seamark.metaserver.catalog.documents import compress
-from seamark.metaserver.catalog.dropped import drop_operations
-from seamark.metaserver.catalog.own_files import allow, allow_anew
-from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.plan_tables import PlanTables, check_lasting
 from seamark.metaserver.catalog.purge import check_purgeable
-from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableChange, TableIdentifier
+from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.errors import (
     BadRequest,
     CommitConflict,
@@ -48,14 +46,12 @@ from seamark.metaserver.store.port import (
     RenameEntry,
     SwapPointer,
 )
-from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
+from seamark.metaserver.wire import check_changeable, check_new_name, show
 
 
 class Tables:
-    def __init__(self, parts: CatalogContext, committer: Committer, plans: PlanTables) -> None:
+    def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
-        self._committer = committer
-        self._plans = plans
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
         return await self._parts.list_names(EntryKind.TABLE, namespace, page_token, page_size)
@@ -188,38 +184,6 @@ class Tables:
             else:
                 return loaded
         raise AssertionError("the loop returns or raises")
-
-    async def commit(
-        self,
-        caller: Caller,
-        namespace: NamespacePath,
-        name: str,
-        requirements: builtins.list[dict[str, Any]],
-        updates: builtins.list[dict[str, Any]],
-    ) -> LoadedTable:
-        """See `Committer.commit`."""
-        change = TableChange(namespace=namespace, name=name, requirements=requirements, updates=updates)
-        check_name(name, "table name")
-        await self._plans.before_commit([change])
-        return (await self._committer.commit(caller, [change], single=True))[0]
-
-    async def after_commit(
-        self, namespace: NamespacePath, name: str, requirements: builtins.list[dict[str, Any]]
-    ) -> LoadedTable:
-        """The current table, for a commit that succeeded and whose metadata file was deleted since.
-
-        CommitUnknown (`moved_on`) when the name refers to no table, or to another than `requirements` demand.
-        """
-        uuids = {check.get("uuid") for check in requirements if check.get("type") == "assert-table-uuid"}
-        try:
-            loaded = await self.load(namespace, name)
-        except NotFound:
-            pass
-        else:
-            assert loaded.entry is not None
-            if uuids <= {loaded.entry.uuid}:
-                return loaded
-        raise moved_on(namespace, name)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
         """Undroppable until its retention ends. The files are deleted after that, and only with `purge`."""

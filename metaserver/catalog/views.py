@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from seamark.metaserver.catalog.claims import check_unclaimed, check_writable, claim, moves
-from seamark.metaserver.catalog.commit import metadata_location
 from seamark.metaserver.catalog.dropped import drop_operations
-from seamark.metaserver.catalog.owners import borrows_rights, fingerprint_of, owned_properties
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
+from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
 from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.pointers import metadata_location
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from seamark.metaserver.errors import (

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import FIELDS, Settings, environment_name, exposed_secrets, flag_name, load
+from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.settings_sources import exposed_secrets, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

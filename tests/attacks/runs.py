@@ -23,6 +23,7 @@ async def run(
         c = Campaign(world, rng, seed)
         c.hand_out(hints)
         before = await world.fingerprint()
+        world.touched.clear()
         await _own_things(c)
         plan: list[Any] = [*routes.routes(), *CRAFTED]
         while len(plan) < requests:
@@ -45,7 +46,8 @@ async def _own_things(c: Campaign) -> None:
 
 
 async def compare(c: Campaign, before: dict[str, str]) -> None:
-    """What the victim owns is as it was, byte for byte; nothing was added to it."""
+    """What the victim owns is as it was, byte for byte; nothing was added to it, not even for a moment."""
+    c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.touched_of_victim()]
     after = await c.world.fingerprint()
     for place in sorted(before.keys() | after.keys()):
         if before.get(place) != after.get(place):

@@ -78,12 +78,26 @@ async def test_bytes_that_were_moved_are_found(tmp_path: Path) -> None:
     async with open_world(tmp_path, rng) as world:
         c = Campaign(world, rng, 5)
         before = await world.fingerprint()
+        world.touched.clear()
         await compare(c, before)
         assert not c.findings
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
         world.write(f"{world.hints['location'][0]}/data/planted", b"x")
         await compare(c, before)
         assert sorted(one.rpartition(" ")[2] for one in c.findings) == ["gone", "new"]
+
+
+async def test_a_file_that_the_server_writes_and_removes_at_once_is_found(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    async with open_world(tmp_path, rng) as world:
+        c = Campaign(world, rng, 5)
+        before = await world.fingerprint()
+        world.touched.clear()
+        place = f"{world.hints['location'][0]}/metadata/planted"
+        await world.server.parts.objects.create(place, b"x")
+        await world.server.parts.objects.delete(place)
+        await compare(c, before)
+        assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
 
 
 async def test_what_an_honest_client_asks_of_its_own_table_is_answered(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.objects.local import LocalObjects
 from tests.api.client import VIEW_VERSION, Answer, set_properties
 from tests.attacks.crafted import OURS
 from tests.attacks.world import EVIL, NAMES, SCHEMA, World, open_world
@@ -67,39 +66,18 @@ async def _forged(world: World, path: str, **changes: Any) -> None:
     world.server.parts.catalog.documents.cache.clear()
 
 
-@pytest.fixture
-def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Locations of all files that the server creates or deletes, because a file may be gone before it can be seen."""
-    places: list[str] = []
-    create, delete = LocalObjects.create, LocalObjects.delete
-
-    async def created(self: LocalObjects, location: str, data: bytes) -> None:
-        places.append(location)
-        await create(self, location, data)
-
-    async def deleted(self: LocalObjects, location: str) -> None:
-        places.append(location)
-        await delete(self, location)
-
-    monkeypatch.setattr(LocalObjects, "create", created)
-    monkeypatch.setattr(LocalObjects, "delete", deleted)
-    return places
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["location", "moved location"])
-async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(
-    tmp_path: Path, way: str, kind: str, touched: list[str]
-) -> None:
+async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(tmp_path: Path, way: str, kind: str) -> None:
     async with open_world(tmp_path, random.Random(7)) as world:
         own = await _attackers_own(world)
         before = await world.fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _forged(world, path, location=world.hints[kind][0])
-        touched.clear()
+        world.touched.clear()
         answer = await _try(world, way, own)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
-        assert not [place for place in touched if world.is_victims(place)]
+        assert not world.touched_of_victim()
         assert await world.fingerprint() == before
 
 

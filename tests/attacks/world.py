@@ -11,17 +11,20 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.objects.local import LocalObjects
+from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import Grant
 from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
@@ -56,6 +59,8 @@ class World:
     """The victim's namespace."""
     hints: dict[str, list[str]] = field(default_factory=dict)
     """What an attacker may have come to know, by kind."""
+    touched: list[str] = field(default_factory=list)
+    """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
     async def ask(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
         headers = dict(more.pop("headers", {}))
@@ -115,6 +120,9 @@ class World:
     def is_victims(self, location: str) -> bool:
         return any(location.startswith(root + "/") for root in self.hints["location"])
 
+    def touched_of_victim(self) -> list[str]:
+        return [place for place in self.touched if self.is_victims(place)]
+
     async def fingerprint(self) -> dict[str, str]:
         """Digests of the victim's files and of all that the catalog knows of it, as an admin sees it."""
         found = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
@@ -138,6 +146,22 @@ class World:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list[str]) -> Iterator[None]:
+    create, delete = store.create, store.delete
+
+    async def recorded_create(self: Any, location: str, data: bytes) -> None:
+        touched.append(location)
+        await create(self, location, data)
+
+    async def recorded_delete(self: Any, location: str) -> None:
+        touched.append(location)
+        await delete(self, location)
+
+    with patch.object(store, "create", recorded_create), patch.object(store, "delete", recorded_delete):
+        yield
 
 
 @asynccontextmanager
@@ -176,14 +200,20 @@ async def open_world(home: Path, rng: random.Random, s3: S3 | None = None) -> As
             "s3_secret_access_key": s3.secret_key,
             "s3_client_access": "signing",
         }
-    async with running(home, **settings) as server:
-        world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim)
-        for who in ("viola", "rita", "root", "bridge"):
-            secrets.plant(f"token of {who}", tokens[who], value=True)
-        for namespace in (EVIL, victim):
-            await world.good("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
-        await _Planting(world, mark, rng).plant()
-        yield world
+    touched: list[str] = []
+    with _record_locations(S3Objects if s3 else LocalObjects, touched):
+        async with running(home, **settings) as server:
+            world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
+            await _prepare(world, mark, rng)
+            yield world
+
+
+async def _prepare(world: World, mark: str, rng: random.Random) -> None:
+    for who in ("viola", "rita", "root", "bridge"):
+        world.secrets.plant(f"token of {who}", world.tokens[who], value=True)
+    for namespace in (EVIL, world.victim):
+        await world.good("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
+    await _Planting(world, mark, rng).plant()
 
 
 def _arrow_schema(names: Sequence[str]) -> pa.Schema:

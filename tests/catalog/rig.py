@@ -12,6 +12,8 @@ from typing import Any
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.commit.publication import Publisher, open_publisher
+from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.errors import CommitUnknown, RetryLater, StorageError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
@@ -106,6 +108,8 @@ class RacingStore:
 @dataclass(frozen=True)
 class Rig:
     catalog: Catalog
+    commits: StockCommits
+    publisher: Publisher
     store: PointerStore
     objects: ObjectStore
     settings: Settings
@@ -141,8 +145,16 @@ async def rig(
         async with (
             open_timeline(chosen, used_store, clock) as timeline,
             open_catalog(chosen, used_store, used_objects, clock, timeline, fixed_keyring(clock=clock)) as catalog,
+            open_publisher(catalog.parts) as publisher,
         ):
-            yield Rig(catalog=catalog, store=store, objects=objects, settings=chosen)
+            yield Rig(
+                catalog=catalog,
+                commits=StockCommits(catalog, publisher),
+                publisher=publisher,
+                store=store,
+                objects=objects,
+                settings=chosen,
+            )
 
 
 def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

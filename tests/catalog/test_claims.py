@@ -56,11 +56,11 @@ async def refused(it: Rig, caller: Caller, location: str) -> None:
     doors: dict[str, Any] = {
         "create": lambda: catalog.tables.create(caller, ("a",), create),
         "stage": lambda: catalog.tables.stage(caller, ("a",), create),
-        "commit of a staged table": lambda: catalog.transactions.commit(caller, [created]),
+        "commit of a staged table": lambda: it.commits.commit_transaction(caller, [created]),
         "view": lambda: catalog.views.create(
             caller, ("a",), CreateView(name="x", schema=SCHEMA, view_version=VERSION, location=location)
         ),
-        "set-location": lambda: catalog.tables.commit(
+        "set-location": lambda: it.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-location", "location": location}]
         ),
         "set-location of a view": lambda: catalog.views.replace(
@@ -73,7 +73,7 @@ async def refused(it: Rig, caller: Caller, location: str) -> None:
         doors[f"create with {name}"] = lambda name=name: catalog.tables.create(
             caller, ("a",), CreateTable(name="x", schema=SCHEMA, properties={name: location})
         )
-        doors[f"set {name}"] = lambda name=name: catalog.tables.commit(
+        doors[f"set {name}"] = lambda name=name: it.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
         )
     for what, door in doors.items():
@@ -122,10 +122,10 @@ async def test_a_table_that_moves_on_keeps_the_places_where_its_older_files_lie(
     async with rig(tmp_path) as it:
         location = await prepared(it)
         new = f"{it.catalog.warehouse.namespace_location(('b',))}/new"
-        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
+        await it.commits.commit_table(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
         for place in (location, new):
             await refused(it, CALLER, place)
-        await it.catalog.tables.commit(
+        await it.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
         )
 
@@ -148,7 +148,7 @@ async def test_of_two_that_claim_overlapping_places_at_once_one_is_refused(tmp_p
             for n, one in enumerate(staged)
         ]
         outcomes = await asyncio.gather(
-            *(it.catalog.transactions.commit(CALLER, [change]) for change in changes), return_exceptions=True
+            *(it.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
@@ -255,7 +255,7 @@ async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_dele
         log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": victim.metadata_location}]
         path.write_text(json.dumps({**document, "location": theirs, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
-        await it.catalog.tables.commit(CONFINED, ("a",), "forged", [], [set_property])
+        await it.commits.commit_table(CONFINED, ("a",), "forged", [], [set_property])
         await asyncio.sleep(0.5)
         assert await it.objects.exists(victim.metadata_location)
 
@@ -320,7 +320,7 @@ async def test_registering_an_older_file_takes_back_what_was_allowed_since_and_k
         assert first is not None
         elsewhere, allowed = f"{it.settings.warehouse_uri()}/later", f"{it.settings.warehouse_uri()}/lent"
         updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
-        await tables.commit(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
+        await it.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
         second = (await tables.load(*name)).entry
         assert second is not None
 
@@ -352,7 +352,7 @@ async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadat
         await it.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
         entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
         assert entry is not None
-        await tables.commit(
+        await it.commits.commit_table(
             CONFINED,
             *name,
             [],
@@ -364,7 +364,7 @@ async def test_a_table_is_known_by_the_uuid_in_the_database_whatever_its_metadat
         snapshot = {"snapshot-id": 5, "timestamp-ms": made.last_updated_ms + 1, "summary": {"operation": "append"}}
         snapshot |= {"manifest-list": f"{_folder_of(victim.metadata_location)}/snap.avro", "schema-id": 0}
         with pytest.raises(BadRequest, match="outside the table's folders"):
-            await tables.commit(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
+            await it.commits.commit_table(CONFINED, *name, [], [{"action": "add-snapshot", "snapshot": snapshot}])
         assert await it.store.claims(victim.uuid) == claims
         assert await it.store.instants(_of(victim.uuid), 100) == instants
         assert {one.action for one in await it.store.instants(_of(entry.uuid), 100)} == {"register", "commit"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.claims import fill_rest
+from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.catalog.values import CreateTable, CreateView
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import BadRequest, RetryLater
@@ -157,6 +157,6 @@ async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_w
         with sqlite3.connect(tmp_path / "seamark.db") as connection:
             connection.execute("DELETE FROM claims")
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
-        await it.catalog.tables.commit(CALLER, ("b",), "moved", [], [set_property])
+        await it.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
         assert await it.catalog.owned_location(("b",), "moved") == location
         await refused(it, CONFINED, location)

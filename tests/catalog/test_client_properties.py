@@ -91,9 +91,9 @@ async def test_every_way_to_set_a_property_that_steers_clients_is_closed(tmp_pat
         attempts: dict[str, Any] = {
             "create": catalog.tables.create(CALLER, ("db",), create),
             "stage": catalog.tables.stage(CALLER, ("db",), create),
-            "commit": catalog.tables.commit(CALLER, ("db",), "t", [], [update]),
-            "commit of a staged table": catalog.tables.commit(CALLER, ("db",), "y", *_split(create_change)),
-            "transaction": catalog.transactions.commit(
+            "commit": it.commits.commit_table(CALLER, ("db",), "t", [], [update]),
+            "commit of a staged table": it.commits.commit_table(CALLER, ("db",), "y", *_split(create_change)),
+            "transaction": it.commits.commit_transaction(
                 CALLER, [TableChange(namespace=("db",), name="t", requirements=[], updates=[update])]
             ),
             "create view": catalog.views.create(CALLER, ("db",), view),
@@ -171,6 +171,6 @@ async def test_stored_properties_that_steer_clients_are_not_served_nor_written_a
         document = await it.catalog.documents.document(table.entry.metadata_location, "all")
         assert b"signer" not in document
         update = {"action": "set-properties", "updates": {"c": "d"}}
-        after = await it.catalog.tables.commit(CALLER, ("db",), "t", [], [update])
+        after = await it.commits.commit_table(CALLER, ("db",), "t", [], [update])
         assert after.entry is not None
         assert b"signer" not in await it.objects.read(after.entry.metadata_location)

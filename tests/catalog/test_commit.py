@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.commit import CommitEvent
 from seamark.metaserver.catalog.values import (
     Caller,
     CreateTable,
@@ -19,6 +18,7 @@ from seamark.metaserver.catalog.values import (
     TableIdentifier,
 )
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.errors import (
     AlreadyExists,
     BadRequest,
@@ -43,7 +43,7 @@ async def test_a_commit_moves_the_pointer_and_leaves_an_instant(tmp_path: Path) 
     async with rig(tmp_path) as it:
         await it.table()
         requirements, updates = append(7, None, 1)
-        done = await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        done = await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
         entry = await it.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
         assert done.entry is not None
@@ -61,9 +61,9 @@ async def test_a_commit_moves_the_pointer_and_leaves_an_instant(tmp_path: Path) 
 async def test_a_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
-        first = await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
-        await it.catalog.tables.commit(CALLER, DB, "t", *append(8, 7, 2))
-        again = await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        first = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        await it.commits.commit_table(CALLER, DB, "t", *append(8, 7, 2))
+        again = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         assert again.entry is not None
         assert first.entry is not None
         assert again.entry.metadata_location == first.entry.metadata_location
@@ -81,7 +81,7 @@ async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_fail
         await it.table()
         loaded = await it.catalog.tables.load(DB, "t")
         commit = _with_uuid(str(loaded.metadata.table_uuid), 7)
-        await it.catalog.tables.commit(CALLER, DB, "t", *commit)
+        await it.commits.commit_table(CALLER, DB, "t", *commit)
         if fate == "renamed":
             await it.catalog.tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "other"))
         else:
@@ -89,9 +89,9 @@ async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_fail
             if fate == "replaced":
                 await it.table()
         with pytest.raises(CommitUnknown, match="succeeded"):
-            await it.catalog.tables.commit(CALLER, DB, "t", *commit)
+            await it.commits.commit_table(CALLER, DB, "t", *commit)
         with pytest.raises((CommitConflict, NoSuchTable)):
-            await it.catalog.tables.commit(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
+            await it.commits.commit_table(CALLER, DB, "t", *_with_uuid(str(loaded.metadata.table_uuid), 8))
 
 
 async def test_a_repeated_transaction_gets_its_first_outcome_and_one_that_differs_does_not(tmp_path: Path) -> None:
@@ -101,23 +101,23 @@ async def test_a_repeated_transaction_gets_its_first_outcome_and_one_that_differ
             await it.table(name)
             requirements, updates = append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
-        await it.catalog.transactions.commit(CALLER, changes)
+        await it.commits.commit_transaction(CALLER, changes)
         stands = [await it.catalog.tables.entry(DB, name) for name in ("a", "b")]
-        await it.catalog.transactions.commit(CALLER, list(reversed(changes)))
+        await it.commits.commit_transaction(CALLER, list(reversed(changes)))
         assert [await it.catalog.tables.entry(DB, name) for name in ("a", "b")] == stands
         other = TableChange(namespace=DB, name="b", requirements=[], updates=properties(x="1"))
         for refused in ([changes[0]], [changes[0], other]):
             with pytest.raises(CommitConflict):
-                await it.catalog.transactions.commit(CALLER, refused)
+                await it.commits.commit_transaction(CALLER, refused)
 
 
 async def test_another_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
-        await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         before = await it.files()
         with pytest.raises(CommitConflict, match="branch main"):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(9, None, 1))
+            await it.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
         assert await it.files() == before
 
 
@@ -132,12 +132,12 @@ async def test_a_lost_swap_is_run_again_when_its_requirements_still_hold(tmp_pat
         await it.table()
 
         async def intrude() -> None:
-            await other.catalog.tables.commit(CALLER, DB, "t", [], properties(theirs="1"))
+            await other.commits.commit_table(CALLER, DB, "t", [], properties(theirs="1"))
 
         racing[0].intruder = intrude
-        done = await it.catalog.tables.commit(CALLER, DB, "t", [], properties(ours="1"))
+        done = await it.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
         assert {"ours", "theirs"} <= set(done.metadata.properties)
-        await it.catalog.committer.close()
+        await it.publisher.close()
         log = {entry.metadata_file for entry in done.metadata.metadata_log}
         assert done.entry is not None
         assert await it.files() == log | {done.entry.metadata_location}, "the lost attempt's file must be gone"
@@ -154,11 +154,11 @@ async def test_a_lost_swap_whose_requirement_fails_now_is_a_conflict(tmp_path: P
         await it.table()
 
         async def intrude() -> None:
-            await other.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+            await other.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
 
         racing[0].intruder = intrude
         with pytest.raises(CommitConflict):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(2, None, 1))
+            await it.commits.commit_table(CALLER, DB, "t", *append(2, None, 1))
         assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
@@ -175,12 +175,12 @@ async def test_a_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
         )
         before = await it.files()
         with pytest.raises(CommitConflict):
-            await it.catalog.transactions.commit(CALLER, [good, bad])
-        await it.catalog.committer.close()
+            await it.commits.commit_transaction(CALLER, [good, bad])
+        await it.publisher.close()
         assert await it.files() == before
         assert "x" not in (await it.catalog.tables.load(DB, "a")).metadata.properties
         fine = TableChange(namespace=DB, name="b", requirements=[], updates=properties(y="1"))
-        await it.catalog.transactions.commit(CALLER, [good, fine])
+        await it.commits.commit_transaction(CALLER, [good, fine])
         assert (await it.catalog.tables.load(DB, "a")).metadata.properties["x"] == "1"
         assert (await it.catalog.tables.load(DB, "b")).metadata.properties["y"] == "1"
 
@@ -190,7 +190,7 @@ async def test_naming_a_table_twice_in_a_transaction_is_refused(tmp_path: Path) 
         await it.table()
         change = TableChange(namespace=DB, name="t", requirements=[], updates=properties(x="1"))
         with pytest.raises(BadRequest, match="two changes"):
-            await it.catalog.transactions.commit(CALLER, [change, change])
+            await it.commits.commit_transaction(CALLER, [change, change])
 
 
 async def test_a_commit_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ async def test_a_commit_that_changes_nothing_writes_nothing(tmp_path: Path) -> N
         before = await it.files()
         stands = await it.catalog.tables.load(DB, "t")
         same = [{"action": "set-location", "location": stands.metadata.location}]
-        done = await it.catalog.tables.commit(CALLER, DB, "t", [], same)
+        done = await it.commits.commit_table(CALLER, DB, "t", [], same)
         assert done.entry == stands.entry
         assert await it.files() == before
 
@@ -208,15 +208,15 @@ async def test_an_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_
     async with rig(tmp_path) as it:
         await it.table()
         keyed = Caller(who="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h"))
-        done = await it.catalog.tables.commit(keyed, DB, "t", [], properties(x="1"))
+        done = await it.commits.commit_table(keyed, DB, "t", [], properties(x="1"))
         record = await it.store.idempotency("k", 0)
         assert record is not None
         assert done.entry is not None
         assert (record.status, record.metadata_location) == (200, done.entry.metadata_location)
         before = await it.files()
         with pytest.raises(IdempotencyTaken):
-            await it.catalog.tables.commit(keyed, DB, "t", [], properties(x="2"))
-        await it.catalog.committer.close()
+            await it.commits.commit_table(keyed, DB, "t", [], properties(x="2"))
+        await it.publisher.close()
         assert await it.files() == before
         assert (await it.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
 
@@ -241,16 +241,16 @@ async def test_a_staged_table_comes_into_being_with_its_first_commit(tmp_path: P
         ]
         requirements = [{"type": "assert-create"}]
         updates = [*create, *append(5, None, 1)[1]]
-        done = await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        done = await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert done.metadata.table_uuid == staged.metadata.table_uuid
         assert done.metadata.metadata_log == ()
-        again = await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        again = await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert again.entry is not None
         assert done.entry is not None
         assert again.entry.metadata_location == done.entry.metadata_location, "a lost reply, asked again"
         create[0]["uuid"] = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
         with pytest.raises(CommitConflict, match="table already exists"):
-            await it.catalog.tables.commit(CALLER, DB, "t", requirements, create)
+            await it.commits.commit_table(CALLER, DB, "t", requirements, create)
 
 
 async def test_fifty_simultaneous_creates_have_one_winner_and_leave_one_file(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ async def test_missing_things_are_named(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.catalog.namespaces.create(CALLER, DB, {})
         with pytest.raises(NoSuchTable, match=r"Table does not exist: db\.none"):
-            await it.catalog.tables.commit(CALLER, DB, "none", [], properties(x="1"))
+            await it.commits.commit_table(CALLER, DB, "none", [], properties(x="1"))
         with pytest.raises(NoSuchNamespace, match="Namespace does not exist: none"):
             await it.catalog.tables.create(CALLER, ("none",), CreateTable(name="t", schema=SCHEMA))
         with pytest.raises(BadRequest, match="outside the warehouse"):
@@ -284,8 +284,8 @@ async def test_old_metadata_files_leave_as_the_properties_say(tmp_path: Path) ->
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
         await it.table(properties=keep)
         for value in range(6):
-            done = await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x=str(value)))
-        await it.catalog.committer.close()
+            done = await it.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
+        await it.publisher.close()
         assert done.entry is not None
         kept = {log.metadata_file for log in done.metadata.metadata_log}
         assert len(kept) == 2
@@ -296,8 +296,8 @@ async def test_a_copy_never_deletes_the_metadata_files_of_the_table_it_was_made_
     async with rig(tmp_path) as it:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
         await it.table(properties=keep)
-        await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1"))
-        await it.catalog.committer.close()
+        await it.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
+        await it.publisher.close()
         entry, files = await it.catalog.tables.entry(DB, "t"), await it.files()
         copied = json.loads(await it.objects.read(entry.metadata_location))
         old = copied["location"]
@@ -307,8 +307,8 @@ async def test_a_copy_never_deletes_the_metadata_files_of_the_table_it_was_made_
         await it.objects.create(place, json.dumps(copied).encode())
         await it.catalog.tables.register(CALLER, DB, "copy", place, overwrite=False)
         for value in range(3):
-            await it.catalog.tables.commit(CALLER, DB, "copy", [], properties(y=str(value)))
-        await it.catalog.committer.close()
+            await it.commits.commit_table(CALLER, DB, "copy", [], properties(y=str(value)))
+        await it.publisher.close()
         assert files <= await it.files()
         assert place not in await it.files()
 
@@ -316,7 +316,7 @@ async def test_a_copy_never_deletes_the_metadata_files_of_the_table_it_was_made_
 async def test_compressed_metadata_is_written_and_read_back(tmp_path: Path) -> None:
     async with rig(tmp_path / "a") as it:
         await it.table(properties={"write.metadata.compression-codec": "gzip"})
-        done = await it.catalog.tables.commit(CALLER, DB, "t", *append(7, None, 1))
+        done = await it.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         assert done.entry is not None
         assert done.entry.metadata_location.endswith(".gz.metadata.json")
     async with rig(tmp_path / "a") as it:
@@ -329,11 +329,11 @@ async def test_metadata_files_go_on_counting_after_register(tmp_path: Path) -> N
     async with rig(tmp_path) as it:
         await it.table()
         for value in range(3):
-            done = await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x=str(value)))
+            done = await it.commits.commit_table(CALLER, DB, "t", [], properties(x=str(value)))
         assert done.entry is not None
         await it.catalog.tables.unregister(CALLER, DB, "t")
         await it.catalog.tables.register(CALLER, DB, "u", done.entry.metadata_location, overwrite=False)
-        again = await it.catalog.tables.commit(CALLER, DB, "u", [], properties(x="again"))
+        again = await it.commits.commit_table(CALLER, DB, "u", [], properties(x="again"))
         assert again.entry is not None
         names = [entry.metadata_location.rpartition("/")[2][:6] for entry in (done.entry, again.entry)]
         assert names == ["00003-", "00004-"]
@@ -353,7 +353,7 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
         happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added[0]["snapshot"]["summary"]))
         parent = snapshot_id
     now = SystemClock().now_ms()
-    return await it.catalog.committer.publish(
+    return await it.publisher.publish(
         CALLER,
         loaded.entry,
         loaded.metadata,
@@ -398,21 +398,21 @@ async def test_what_cannot_be_published_has_not_happened(tmp_path: Path) -> None
     async with rig(tmp_path) as it:
         await it.table()
         loaded = await it.catalog.tables.load(DB, "t")
-        await it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1"))
+        await it.commits.commit_table(CALLER, DB, "t", [], properties(x="1"))
         stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
         assert stands.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
             await publish(it, loaded, 7)
         assert await it.store.producer(stands.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="instants is empty"):
-            await it.catalog.committer.publish(
+            await it.publisher.publish(
                 CALLER, stands.entry, stands.metadata, stands.metadata, instants=[], operations=[]
             )
         await publish(it, stands, 8, sequence=4)
         stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
         with pytest.raises(CommitConflict, match="has already committed sequence 4"):
             await publish(it, stands, 9, sequence=4)
-        await it.catalog.committer.close()
+        await it.publisher.close()
         assert await it.files() == before
         assert await it.catalog.tables.load(DB, "t") == stands
 
@@ -460,7 +460,7 @@ async def test_a_publication_whose_outcome_is_lost_is_settled_or_called_unknown(
             got = "published"
         except (CommitConflict, CommitUnknown) as error:
             got = error.kind
-        await it.catalog.committer.close()
+        await it.publisher.close()
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert got == ("commit_unknown" if silent else settled)
         assert len(await it.files() - before) == (0 if got == "commit_conflict" else 1)
@@ -471,14 +471,14 @@ async def test_a_publication_whose_outcome_is_lost_is_settled_or_called_unknown(
 async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
-        async with it.catalog.committer.lock(DB, "t"):
+        async with it.publisher.lock(DB, "t"):
             loaded = await it.catalog.tables.load(DB, "t")
-            waiting = asyncio.create_task(it.catalog.tables.commit(CALLER, DB, "t", [], properties(x="1")))
+            waiting = asyncio.create_task(it.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
             for _ in range(20):
                 await asyncio.sleep(0.001)
             done = await publish(it, loaded, 7)
         after = await waiting
-        await it.catalog.committer.close()
+        await it.publisher.close()
         assert after.metadata.current_snapshot_id == 7
         assert after.entry is not None
         assert done.entry is not None

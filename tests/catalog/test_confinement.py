@@ -41,7 +41,7 @@ async def test_every_way_to_name_a_location_is_closed(tmp_path: Path) -> None:
         tables, namespaces = it.catalog.tables, it.catalog.namespaces
 
         def commit(**update: Any) -> Any:
-            return tables.commit(CONFINED, ("a",), "mine", [], [update])
+            return it.commits.commit_table(CONFINED, ("a",), "mine", [], [update])
 
         data_path = {"write.data.path": f"{theirs}/data"}
         attempts = {
@@ -91,8 +91,8 @@ async def test_a_namespace_that_an_admin_placed_elsewhere_takes_staged_tables(tm
         await it.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
         staged = (await it.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await it.catalog.transactions.commit(CONFINED, [_staged(staged, location=theirs)])
-        await it.catalog.transactions.commit(CONFINED, [_staged(staged)])
+            await it.commits.commit_transaction(CONFINED, [_staged(staged, location=theirs)])
+        await it.commits.commit_transaction(CONFINED, [_staged(staged)])
         assert (await it.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
 
 
@@ -104,7 +104,7 @@ async def test_nobody_takes_another_tables_uuid_and_with_it_its_history(tmp_path
         victim = (await it.catalog.tables.entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
-                await it.catalog.transactions.commit(CONFINED, [_staged(staged, uuid=victim)])
+                await it.commits.commit_transaction(CONFINED, [_staged(staged, uuid=victim)])
             if await it.catalog.tables.exists(("b",), "t"):
                 await it.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
@@ -116,7 +116,7 @@ async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Pat
         placed = CreateTable(name="far", schema=SCHEMA, location=far, properties={"write.data.path": f"{far}-data"})
         await it.catalog.tables.create(CALLER, ("a",), placed)
         update = [{"action": "set-properties", "updates": {"x": "1"}}]
-        done = await it.catalog.tables.commit(CONFINED, ("a",), "far", [], update)
+        done = await it.commits.commit_table(CONFINED, ("a",), "far", [], update)
         assert done.metadata.properties["x"] == "1"
 
 

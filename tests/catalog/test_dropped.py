@@ -48,7 +48,7 @@ async def _filled(it: Rig, name: str, foreign: str | None = None) -> set[str]:
     await it.objects.create(listed, _avro(_LIST, [{"manifest_path": manifest}]))
     requirements, updates = append(1, None, 1)
     updates[0]["snapshot"]["manifest-list"] = listed
-    await it.catalog.tables.commit(CALLER, DB, name, requirements, updates)
+    await it.commits.commit_table(CALLER, DB, name, requirements, updates)
     return {location for location in await it.files() if location.startswith(base)}
 
 
@@ -197,7 +197,7 @@ async def test_what_says_later_that_it_shares_its_files_is_not_purged_either(tmp
         row = (await it.catalog.dropped.list(DB, None, None)).items[0]
         await it.catalog.dropped.restore(CALLER, row.id, None, None)
         shared = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
-        await it.catalog.tables.commit(CALLER, DB, "t", [], shared)
+        await it.commits.commit_table(CALLER, DB, "t", [], shared)
         await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
         row = (await it.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
@@ -220,7 +220,7 @@ async def test_a_broken_manifest_does_not_hold_up_the_purges(tmp_path: Path, kin
         await it.objects.create(listed, broken)
         requirements, updates = append(1, None, 1)
         updates[0]["snapshot"]["manifest-list"] = listed
-        await it.catalog.tables.commit(CALLER, DB, "t", requirements, updates)
+        await it.commits.commit_table(CALLER, DB, "t", requirements, updates)
         await _filled(it, "u")
         for name in ("t", "u"):
             await it.catalog.tables.drop(CALLER, DB, name, purge=True)

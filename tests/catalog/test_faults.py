@@ -29,7 +29,7 @@ async def _writer(it: Rig, number: int, rounds: int, outcomes: dict[int, str]) -
             continue
         change = append(snapshot_id, metadata.current_snapshot_id, metadata.last_sequence_number + 1)
         try:
-            await it.catalog.tables.commit(CALLER, DB, "t", *change)
+            await it.commits.commit_table(CALLER, DB, "t", *change)
         except CommitConflict:
             outcomes[snapshot_id] = "refused"
         except (RetryLater, StorageError):
@@ -52,7 +52,7 @@ async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: in
         faults.rate = rate
         await asyncio.gather(*(_writer(it, number, rounds, outcomes) for number in range(1, writers + 1)))
         faults.rate = 0
-        await it.catalog.committer.close()
+        await it.publisher.close()
     async with rig(home) as it:  # a new process would see just this
         metadata = (await it.catalog.tables.load(DB, "t")).metadata
         entry = await it.store.entry(EntryKind.TABLE, DB, "t")
@@ -103,7 +103,7 @@ async def test_a_client_that_repeats_until_it_knows_commits_exactly_once(tmp_pat
             change = append(sequence, parent, sequence)
             for _ in range(200):
                 try:
-                    await it.catalog.tables.commit(CALLER, DB, "t", *change)
+                    await it.commits.commit_table(CALLER, DB, "t", *change)
                     break
                 except SeamarkError:
                     continue
@@ -138,8 +138,8 @@ async def test_a_commit_without_any_answer_keeps_its_file_and_says_unknown(tmp_p
     async with rig(tmp_path / "a", wrap_store=Silent) as it:
         await it.table()
         with pytest.raises(CommitUnknown):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
-        await it.catalog.committer.close()
+            await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+        await it.publisher.close()
         metadata = (await it.catalog.tables.load(DB, "t")).metadata
         assert metadata.current_snapshot_id == 1, "it had happened, and its file must still be there"
 

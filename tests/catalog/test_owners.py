@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.owners import determines_rights
+from seamark.metaserver.catalog.ownership.owners import determines_rights
 from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.iceberg.views.view import encode_view

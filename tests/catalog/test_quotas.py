@@ -7,7 +7,7 @@ import random
 import pytest
 
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
-from seamark.metaserver.catalog.plan_shares import PLAN_BYTES_MIN, PlanShares
+from seamark.metaserver.catalog.plans.plan_shares import PLAN_BYTES_MIN, PlanShares
 from seamark.metaserver.catalog.quotas import Quota
 
 

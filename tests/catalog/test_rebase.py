@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog import rebase
 from seamark.metaserver.catalog.values import LoadedTable, TableChange
+from seamark.metaserver.commit.stock import rebase
 from seamark.metaserver.errors import CommitConflict, CommitUnknown
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, local, read_list, read_snapshot
 from tests.catalog.rig import CALLER, RacingStore, Rig, rig
@@ -33,7 +33,7 @@ async def load(it: Rig) -> Row:
 
 
 async def commit(it: Rig, made: Commit) -> LoadedTable:
-    return await it.catalog.tables.commit(CALLER, DB, "t", *made)
+    return await it.commits.commit_table(CALLER, DB, "t", *made)
 
 
 async def append(it: Rig, files: dict[str, int], **knobs: Any) -> Appender:
@@ -283,7 +283,7 @@ async def test_an_append_in_doubt_is_refused_as_without_rebase_and_changes_nothi
         metadata, before = await load(it), await it.files()
         with pytest.raises(CommitConflict):
             await commit(it, request)
-        await it.catalog.committer.close()
+        await it.publisher.close()
         assert await it.files() == before
         assert await load(it) == metadata
         sound = Appender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
@@ -365,7 +365,7 @@ async def test_a_transaction_of_several_tables_is_not_rebased(tmp_path: Path) ->
             TableChange(DB, "u", [], [{"action": "set-properties", "updates": {"x": "1"}}]),
         ]
         with pytest.raises(CommitConflict):
-            await it.catalog.transactions.commit(CALLER, changes)
+            await it.commits.commit_transaction(CALLER, changes)
 
 
 @pytest.mark.parametrize("merge", [0, 1])
@@ -498,7 +498,7 @@ async def test_a_rebase_that_loses_the_swap_is_made_anew_and_leaves_no_file(tmp_
 
         racing[0].intruder = intrude
         await commit(it, request)
-        await it.catalog.committer.close()
+        await it.publisher.close()
         metadata = await load(it)
         files = read_snapshot(head(metadata))
         assert {path: file.sequence_number for path, file in files.items()} == {
@@ -540,7 +540,7 @@ async def test_a_rebase_whose_outcome_is_unknown_leaves_what_the_table_may_name(
         with pytest.raises(CommitUnknown):
             await commit(it, late)
         forgetful[0].forgets = False
-        await it.catalog.committer.close()
+        await it.publisher.close()
         assert set(read_snapshot(head(await load(it)))) == {"a", "late"}
         done = await commit(it, late)
         assert set(read_snapshot(head(await load(it)))) == {"a", "late"}

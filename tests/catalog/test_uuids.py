@@ -44,10 +44,10 @@ async def test_the_uuid_of_a_table_that_is_gone_is_nobody_elses(tmp_path: Path, 
         else:
             await it.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
-            await it.catalog.transactions.commit(CONFINED, [await _staged_with(it, victim)])
+            await it.commits.commit_transaction(CONFINED, [await _staged_with(it, victim)])
         assert not await it.catalog.tables.exists(("a",), "t")
         assert {one.namespace for one in await it.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
-        await it.catalog.transactions.commit(CONFINED, [await _staged_with(it)])
+        await it.commits.commit_transaction(CONFINED, [await _staged_with(it)])
         if ending == "unregistered":  # whoever may register brings the table back with its own
             location = theirs.entry.metadata_location if theirs.entry else ""
             back = await it.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
@@ -77,8 +77,8 @@ async def test_a_create_that_the_database_lost_may_be_tried_again_with_its_uuid(
         await it.catalog.namespaces.create(CALLER, ("a",), {})
         change = await _staged_with(it)
         with pytest.raises(RetryLater):
-            await it.catalog.transactions.commit(CONFINED, [change])
+            await it.commits.commit_transaction(CONFINED, [change])
         uuid = change.updates[0]["uuid"]
         assert [one.state.value for one in await it.store.instants(InstantFilter(uuid=uuid), 9)] == ["rolled_back"]
-        await it.catalog.transactions.commit(CONFINED, [change])
+        await it.commits.commit_transaction(CONFINED, [change])
         assert await it.catalog.tables.exists(("a",), "t")

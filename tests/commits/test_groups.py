@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.commits import change_application
-from seamark.metaserver.commits.change import Change
-from seamark.metaserver.commits.snapshot_producer import ProducedSnapshot
-from seamark.metaserver.commits.snapshot_writer import SnapshotWriter
+from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.native import change_application
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
@@ -94,7 +94,7 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         monkeypatch.setattr(change_application, "produce", broken)
-        async with server.parts.catalog.committer.lock(("db",), "t"):
+        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
             # The first is a group by itself; all that come while it waits are another.
             bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
             bodies[2]["operation"] = "overwrite"
@@ -132,7 +132,7 @@ async def test_the_same_key_twice_in_one_group_is_answered_once_for_both(tmp_pat
         key = new_key()
         body = {"add": [lake.data([(1, 0, "a")])]}
         others = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
-        async with server.parts.catalog.committer.lock(("db",), "t"):
+        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
             # The first is a group by itself; all that come while it waits are another.
             alone = asyncio.create_task(lake.send(others[0]))
             await lake.waiting(1)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.commits import overlap
-from seamark.metaserver.commits.overlap import PartitionOverlap, Targets
-from seamark.metaserver.commits.overwrite import negation
+from seamark.metaserver.commit.conflicts import overlap
+from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
+from seamark.metaserver.commit.conflicts.overwrite import negation
 from seamark.metaserver.iceberg.expressions.binding import bind
 from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression

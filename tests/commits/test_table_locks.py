@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamark.metaserver.commits.table_locks import TableLocks
+from seamark.metaserver.commit.native.table_locks import TableLocks
 
 T = "table"
 A, B, C = ("a", "1"), ("b", "2"), ("c", "3")

@@ -15,7 +15,8 @@ from seamark.connector.spark.session import EXTENSIONS, catalog_conf
 from seamark.metaserver import errors
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.settings import CONFIG_VARIABLE, FIELDS, environment_name, load
+from seamark.metaserver.settings import FIELDS, environment_name
+from seamark.metaserver.settings_sources import CONFIG_VARIABLE, load
 from seamark.metaserver.tls import CA_VARIABLE
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages

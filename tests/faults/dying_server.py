@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from seamark.metaserver import server
-from seamark.metaserver.catalog.commit import Committer
-from seamark.metaserver.settings import Settings, load
+from seamark.metaserver.commit.stock.stock_commits import StockCommits
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings_sources import load
 from seamark.metaserver.store.port import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
 _CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
@@ -71,7 +72,7 @@ class Objects(Wrapped):
 
 def main(settings: Settings) -> None:
     fuse = Fuse(settings.home)
-    open_store, open_objects, commit = server.open_store, server.open_objects, Committer.commit
+    open_store, open_objects, commit = server.open_store, server.open_objects, StockCommits.commit
 
     @asynccontextmanager
     async def store(*args: Any, **more: Any) -> Any:
@@ -83,14 +84,14 @@ def main(settings: Settings) -> None:
         async with open_objects(*args, **more) as inner:
             yield Objects(inner, fuse)
 
-    async def replies(self: Committer, *args: Any, **more: Any) -> Any:
+    async def replies(self: StockCommits, *args: Any, **more: Any) -> Any:
         result = await commit(self, *args, **more)
         fuse.passes("before-reply")
         return result
 
     server.open_store = store  # type: ignore[assignment]
     server.open_objects = objects  # type: ignore[assignment]
-    Committer.commit = replies  # type: ignore[method-assign]
+    StockCommits.commit = replies  # type: ignore[method-assign]
     server.run(settings, server.bind(settings, shared=False), lambda: None)
 
 

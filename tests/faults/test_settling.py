@@ -55,9 +55,9 @@ async def test_a_failed_question_about_a_lost_commit_leaves_its_file(
         await it.table()
         moods[0].error, moods[0].in_tombstone = error, in_tombstone
         with pytest.raises(CommitUnknown):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+            await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
         moods[0].error = None
-        await it.catalog.committer.close()
+        await it.publisher.close()
         entry = await it.store.entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
         assert entry.metadata_location in await it.files()
@@ -70,25 +70,25 @@ _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.del
 async def test_a_commit_deletes_no_metadata_file_that_another_name_still_points_at(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties=_KEEP_LITTLE)
-        await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+        await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
         entry = await it.catalog.tables.entry(DB, "t")
         await it.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
-        await it.catalog.committer.close()
+            await it.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+        await it.publisher.close()
         assert (await it.catalog.tables.load(DB, "twin")).metadata.current_snapshot_id == 1
 
 
 async def test_a_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table(properties=_KEEP_LITTLE)
-        await it.catalog.tables.commit(CALLER, DB, "t", *append(1, None, 1))
+        await it.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
         entry = await it.catalog.tables.entry(DB, "t")
         await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
         await it.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
-        await it.catalog.committer.close()
+            await it.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+        await it.publisher.close()
         dropped = (await it.catalog.dropped.list(DB, None, None)).items
         await it.catalog.dropped.restore(CALLER, dropped[0].id, None, "again")
         assert (await it.catalog.tables.load(DB, "again")).metadata.current_snapshot_id == 1
@@ -99,8 +99,8 @@ async def test_files_that_left_the_log_go_once_no_other_name_shares_them(tmp_pat
         await it.table(properties=_KEEP_LITTLE)
         first = (await it.catalog.tables.entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
-            await it.catalog.tables.commit(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
-        await it.catalog.committer.close()
+            await it.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
+        await it.publisher.close()
         assert first not in await it.files()
         with pytest.raises(NotFound):
             await it.catalog.documents.raw(first)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from seamark.metaserver.cli import reference
 from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name, load, redact_url
+from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name, redact_url
+from seamark.metaserver.settings_sources import load
 
 NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
 

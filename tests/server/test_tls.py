@@ -90,9 +90,16 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class Served:
-    def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.port, self.process, self.log = port, process, log
+    def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
+        self.port, self.process, self.log, self.workers = port, process, log, workers
         self.url = f"https://127.0.0.1:{port}"
+
+    def wait_until_logged(self, text: bytes) -> None:
+        """Waits until each worker has logged the text."""
+        until = time.monotonic() + 60
+        while self.log.read_bytes().count(text) < self.workers:
+            assert time.monotonic() < until and self.process.poll() is None, self.log.read_text()
+            time.sleep(0.1)
 
 
 @pytest.fixture(params=["1", "2"])
@@ -102,11 +109,11 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority)
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
     with log.open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output) as process:
-        until = time.monotonic() + 60
-        while b"Seamark is ready" not in log.read_bytes() and time.monotonic() < until:
-            assert process.poll() is None, log.read_text()
+        served = Served(port, process, log, int(request.param))
+        served.wait_until_logged(b'"event":"serving"')
+        while b"Seamark is ready" not in log.read_bytes():
             time.sleep(0.05)
-        yield Served(port, process, log)
+        yield served
         process.send_signal(signal.SIGTERM)
         process.wait(60)
 
@@ -159,19 +166,13 @@ def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
     authority.issue("second")
     if told:
         served.process.send_signal(signal.SIGHUP)
-    until = time.monotonic() + 30
-    # Several in a row: each worker has it.
-    while [name_presented(served, authority) for _ in range(8)] != ["second"] * 8:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    served.wait_until_logged(b"the certificate is loaded again")
+    assert {name_presented(served, authority) for _ in range(8)} == {"second"}
     # Half a renewal changes nothing.
     authority.issue("third", key_too=False)
     served.process.send_signal(signal.SIGHUP)
-    until = time.monotonic() + 30
-    while b"the certificate stays as it was" not in served.log.read_bytes():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert name_presented(served, authority) == "second"
+    served.wait_until_logged(b"the certificate stays as it was")
+    assert {name_presented(served, authority) for _ in range(8)} == {"second"}
     assert served.process.poll() is None
 
 

@@ -1,21 +1,22 @@
-"""DataFrames upserted, and deleted by, their keys: rows meet those that are stored in Spark's tasks, one commit by the
-driver (`writing.write` with the modes `upsert` and `delete`).
+"""Upserts and deletes of DataFrames by key: Spark tasks match the rows with stored rows, the driver makes one commit.
 
-Whatever is done again is done with the same rows: those of a small DataFrame are taken to the driver, where
-`seamark.connector.write.upserts` does it all, as starting tasks costs more, unless files of many bytes are to be
-written anew. A larger one is held by Spark until the call is over; that it is larger may be known only when its first
-rows are there, which are then thrown away and made again. The held rows are exchanged once, so that all those of a key
-come to one task: by the bucket of the key where the table is bucketed by its only column, so that a task meets the
-files of its own buckets only, else by a hash of the key. Each locates its keys in the one snapshot that the driver
-names, by lookups or by reading the files that may hold them, and writes the new rows. History is joined with nothing.
+Used by `writes.write` in the modes `upsert` and `delete`.
 
-What several tasks have found in one data file is brought together by the driver, and so is that file's deletion vector,
-or its copy without these rows, written by exactly one: by the task itself where all keys of the file are its own, which
-buckets tell; else by the driver, or by tasks of a second job, each of some files. By way of `equality` no task looks
-anything up (`connector/write/equality_upserts.py`), and all that there is of deletes is the tasks' own.
+A repeated step always uses the same rows. The rows of a small DataFrame are collected on the driver, and
+`connector.write.upserts` does the work, because starting tasks costs more; unless files of many bytes are to be
+rewritten. A larger DataFrame is persisted in Spark until the call ends; if only its first rows show that it is larger,
+these are discarded and computed again. The persisted rows are shuffled once, so that all rows of a key are in one task:
+by the bucket of the key if the table is bucketed by its only column, so that a task reads only files of its buckets;
+otherwise by a hash of the key. Each task locates its keys in the snapshot that the driver chose, by index lookups or by
+reading the files that may contain them, and writes the new rows. The stored rows are not joined in Spark.
 
-The rule it keeps: what the table gets is what the tasks whose results Spark took have written. Files of an attempt that
-fails are deleted by it; those of a killed task stay as orphans, which no snapshot names.
+The driver merges what several tasks found in one data file. The deletion vector of a file, or its copy without the
+deleted rows, is written once: by the task itself if all keys of the file belong to it, which buckets show; otherwise by
+the driver or by tasks of a second job, each for some files. With `equality` no task locates rows
+(`connector/write/equality_upserts.py`), and the deletes are those of the tasks.
+
+Invariant: the table receives exactly what the tasks wrote whose results Spark used. A failed attempt deletes its files;
+files of a killed task stay as orphans that no snapshot references.
 """
 
 from __future__ import annotations
@@ -77,22 +78,22 @@ from seamark.metaserver.iceberg.types.schema import Field
 from seamark.metaserver.iceberg.types.transforms import canonical, width_of
 
 DRIVER_ROWS = 100_000
-"""Rows, at most, that the driver takes for itself."""
+"""The maximum number of rows that the driver collects."""
 TASK_ROWS = 1_000_000
-"""Rows that a task is to have, about, as it holds them in memory."""
+"""The approximate number of rows of a task, which holds them in memory."""
 TASK_ROWS_MIN = 20_000
-"""Rows that a task is to have at least, about, where an index locates them: each task writes files of its own."""
+"""The approximate minimum number of rows of a task if an index locates them: each task writes separate files."""
 _SMALL_BYTES = 64 << 20
-"""What Spark expects of a DataFrame that is asked at once for its first rows, which may be all of them."""
+"""The size estimated by Spark up to which the first rows of a DataFrame are collected at once; they may be all."""
 _LIMIT_MAX = 2**31 - 2
 _COPIED_BYTES_MAX = 64 << 20
-"""Of data files that the driver writes anew by itself, as far as can be told before rows are located."""
+"""Data files that the driver rewrites itself; an estimate before rows are located."""
 DRIVER_FILES = 500
-"""Data files, at most, whose deletes the driver writes by itself."""
+"""The maximum number of data files whose deletes the driver writes itself."""
 _GROUP_BYTES = 1 << 30
-"""Of data files that one task writes anew."""
+"""Data files that a task rewrites."""
 _SCOPES_MAX = 200
-"""Tasks whose keys a commit tells apart in what was read."""
+"""Above this number of tasks, a commit states no separate read scope for each task."""
 _PLACE = "_seamark_task"
 _PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
@@ -102,8 +103,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """As in `seamark.connector.write.upserts`; `columns` are of an upsert. A delete has no other columns than its keys;
-    None: those that `key_names` says."""
+    """As in `connector.write.upserts`; `columns` only for an upsert. The rows of a delete are reduced to the key
+    columns. `keys` None: the key that `key_names` gives."""
 
     keys: tuple[str, ...] | None
     precombine: str | None = None
@@ -115,12 +116,12 @@ class UpsertRequest:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The key, once it is known."""
+        """The key, once it is resolved."""
         assert self.keys is not None
         return self.keys
 
     def needed(self, given: Sequence[str]) -> list[str]:
-        """Of the columns of the rows. Unwritable where one is not there, or twice."""
+        """The needed columns of the rows. Unwritable if a column is missing or occurs twice."""
         named = [*self.named, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
         needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
         for name in needed:
@@ -142,8 +143,8 @@ def change(
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """One commit. ValueError and Unwritable for what makes no sense, before any row is looked at; where rows do not fit
-    the table, Unwritable or Spark's error, which says so."""
+    """One commit. ValueError and Unwritable for invalid arguments, before any row is evaluated; if rows do not fit the
+    table, Unwritable or Spark's error with that message."""
     checked(asked.row_mode, asked.way, asked.precombine, asked.columns, asked.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
     check_takes_deletes(opened.metadata)
@@ -172,28 +173,28 @@ def change(
 
 
 def _collected(df: DataFrame, most: int) -> pa.Table | None:
-    """All rows; None where there are more than `most`, or too many bytes, or where Spark expects so many that it is
-    not tried. Then nothing of what was evaluated counts."""
+    """All rows; None if there are more than `most`, too many bytes, or if Spark's size estimate is too large to try.
+    After None, rows that were evaluated are not used."""
     if most <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
         found = df.limit(min(most, _LIMIT_MAX) + 1).toArrow()
     except Py4JJavaError as error:
-        if "maxResultSize" not in str(error):  # of which it may be the cause only
+        if "maxResultSize" not in str(error):  # the text may contain it only as the cause
             raise
         return None
     return found if found.num_rows <= most else None
 
 
 def _copies_much(opened: OpenTable, asked: UpsertRequest, rows: int) -> bool:
-    """Whether so many rows are likely to be in files of many bytes, which are to be written anew."""
+    """Whether so many rows are likely to be in files of many bytes that must be rewritten."""
     if _mode(asked, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
         return False
     head = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
     totals = {} if head is None else head.summary_map()
     try:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
-    except (KeyError, ValueError):  # a summary need not tell
+    except (KeyError, ValueError):  # a summary need not have these totals
         return False
     return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
 
@@ -211,13 +212,13 @@ def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
         held.unpersist()
 
 
-# Which task gets which rows
+# Distribution of rows to tasks
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Rows of a key in one of `buckets` × `parts` tasks; `width` is in how many buckets the table has the only column
-    of the key, 0 where it has it in none."""
+    """Assigns the rows of a key to one of `buckets` × `parts` tasks. `width` is the number of buckets of the key's
+    only column; 0 without such buckets."""
 
     fields: tuple[Field, ...]
     buckets: int
@@ -226,9 +227,10 @@ class Placing:
 
     @staticmethod
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, way: str | None) -> Placing:
-        """More tasks than the rows need where they read no file twice: of buckets, by an index, or none at all. Buckets
-        count where their column is the whole key: of one that is a part of it a single value may have nearly all
-        rows."""
+        """More tasks than the rows need, if they read no file twice: by bucket, by an index, or without reading.
+
+        Buckets are used only if their column is the whole key: a value of a part of the key may have nearly all rows.
+        """
         by_rows = -(-rows // TASK_ROWS)
         specs = [opened.metadata.default_spec, *opened.metadata.partition_specs]
         widths = [bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
@@ -244,8 +246,8 @@ class Placing:
         return self.buckets * self.parts
 
     def places(self, columns: Sequence[pa.Array]) -> Ints:
-        """int32[rows]: which task; columns are those of the key, with the table's types. Unwritable for a null, so that
-        it is told before any task has written a file."""
+        """int32[rows]: the task of each row; `columns` are the key's, with the table's types. Unwritable for a null, so
+        that the error is raised before any task writes a file."""
         refuse_nulls(self.fields, columns)
         found = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
@@ -258,26 +260,26 @@ class Placing:
         return found.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
-        """Whether all keys of a file of this spec are one task's."""
+        """Whether all keys of a file of this spec belong to one task."""
         if self.tasks == 1:
             return True
         if not self.width or self.parts > 1 or spec is None:
             return False
         width = bucket_width(spec, self.fields[0])
-        # Of buckets that are joined into a task modulo a divisor of theirs, this divisor is all that counts.
+        # If buckets map to tasks modulo a divisor of their count, only this divisor is relevant.
         counts = self.buckets if self.width % self.buckets == 0 else self.width
         return width > 0 and width % counts == 0
 
 
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
-    """The number of buckets that it has the column in, 0 for none."""
+    """The bucket count of the column in the spec, 0 if it is not bucketed."""
     found = (width_of(canonical(one.transform)) for one in bucket_fields(spec) if one.sources == (field.id,))
     return next(found, 0)
 
 
 @dataclass(frozen=True)
 class UpsertTask:
-    """What a task has to know. Picklable."""
+    """The input of a task. Picklable."""
 
     client: SeamarkClient
     opened: OpenTable
@@ -288,7 +290,7 @@ class UpsertTask:
 
 
 def spread(df: DataFrame, work: UpsertTask) -> DataFrame:
-    """What the tasks tell, a row of bytes from each that has found something to do."""
+    """The results of the tasks: a row of bytes from each task that had rows."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     placed = df.mapInArrow(partial(_placed, work.placing), schema)
     exchanged = placed.repartitionById(work.placing.tasks, _PLACE)
@@ -302,11 +304,11 @@ def _placed(placing: Placing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 
-# What tasks do, and tell
+# Tasks and their results
 
 
 class _Rows(msgspec.Struct, frozen=True):
-    """Rows of one data file, which is as the plan tells it; `positions` are a roaring bitmap of 64 bits."""
+    """Rows of one data file as the plan describes it; `positions` is a 64-bit roaring bitmap."""
 
     file: dict[str, Any]
     deletes: list[dict[str, Any]]
@@ -323,8 +325,8 @@ class _Rows(msgspec.Struct, frozen=True):
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """What one task has done. `removed` are paths of data files that it has written anew; `found` are rows that are
-    yet to go; `counts` are inserted, updated, deleted and stale."""
+    """The result of a task. `removed`: paths of data files that it rewrote; `found`: rows that are still to be deleted;
+    `counts`: inserted, updated, deleted and stale."""
 
     files: list[dict[str, Any]]
     index_files: list[dict[str, Any]]
@@ -336,7 +338,7 @@ class _Result(msgspec.Struct, frozen=True):
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     changed: str = ""
-    """Why the change is not to be made: rows of its keys have changed since they were read. Nothing is written then."""
+    """Why the change must not be made: rows of its keys have changed since the read. Then nothing is written."""
 
     @property
     def written(self) -> WrittenFiles:
@@ -344,7 +346,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What one task does with its rows, which are all those of their keys. It leaves no file where it fails."""
+    """The work of a task on its rows, which are all rows of their keys. It leaves no file if it fails."""
     given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not given:
         return
@@ -365,7 +367,7 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, asked = work.opened, work.target, work.asked
     try:
         check_read(work.client, opened, batch, asked.read_snapshot_id, asked.way)
-    except Conflict as conflict:  # for the driver to raise: in Spark's error it would be text
+    except Conflict as conflict:  # the driver raises it: in Spark's error it would be text
         return _Result([], [], [], changed=conflict.message)
     if asked.deletes:
         found = without(work.client, opened, batch, asked.way)
@@ -393,7 +395,7 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
     )
 
 
-# What the driver makes of it
+# Merging results on the driver
 
 
 def _prepared(
@@ -421,7 +423,7 @@ def _prepared(
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bound_filter(one.scope, opened) for one in results)) if several else TRUE
-        # The last that may fail, as it leaves files where something after it does.
+        # The last step that may fail: the files that it writes are not deleted by a later error.
         deletes = _marked(df, work, found, cores) if found and not copies else WrittenDeletes()
         more = _copied(df, work, rest, cores) if rest else WrittenFiles()
     except BaseException:
@@ -432,8 +434,7 @@ def _prepared(
 
 
 def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
-    """All rows of each data file at once, by whichever tasks they were found; in the order of specs, partitions and
-    paths."""
+    """All rows of each data file, merged from all tasks; sorted by spec, partition and path."""
     by_path: dict[str, list[_Rows]] = {}
     for one in rows:
         by_path.setdefault(one.file["file-path"], []).append(one)
@@ -445,7 +446,7 @@ def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
 
 
 def grouped(files: Sequence[FoundRows], weight: Callable[[FoundRows], int], most: int) -> list[list[FoundRows]]:
-    """Neighbours together, up to a weight of `most`, or one alone that has more."""
+    """Groups of neighbouring files with a weight of at most `most`, or a single file that has more."""
     groups: list[list[FoundRows]] = []
     held = 0
     for one in files:
@@ -482,8 +483,8 @@ def _mark(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenDeletes:
 
 
 def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[FoundRows]]) -> list[T]:
-    """A task for each group of files. Where one fails, after as many attempts as Spark makes, the job does: files of
-    the others stay as orphans."""
+    """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
+    tasks stay as orphans."""
     context = df.sparkSession.sparkContext
     given = [[_Rows.of(one) for one in group] for group in groups]
     return list(context.parallelize(given, len(given)).map(task).collect())

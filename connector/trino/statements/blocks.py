@@ -1,13 +1,14 @@
-"""One SELECT: sources that are joined in some way, conditions upon them, and which rows of each matter.
+"""One SELECT block: its joined sources, and how conditions are pushed down to them.
 
-- What every row of an inner join must meet is asked of both sides.
-- An outer join keeps its preserved side's rows whatever ON says: ON is asked of the other side only. What stands above
-  it is asked of the other side only where it is true for no row of nulls: else a row that lost its partner would pass.
-- What is asked of a group's key is asked of the rows that the group is made of.
-- What holds of a column holds of one that is equal to it, where both are of one type.
-- A row that counts beside a partner alone has one: where its columns equal those of a stored table's row, they are
-  among that table's values. So they are where IN or EXISTS finds them, in a query that has no rows of its own making.
-- Subqueries within expressions are queries of their own. Nothing is asked of them from outside.
+- A condition on the rows of an inner join is pushed to both sides.
+- An outer join keeps all rows of its preserved side, so ON is pushed to the other side only. A condition from above the
+  join is pushed to the other side only if it is true for no row of nulls: otherwise a preserved row whose partner was
+  removed would pass.
+- A condition on a grouping key is pushed to the rows of the groups.
+- A condition on a column is also true for an equal column of the same type.
+- If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
+  values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
+- A subquery in an expression is a separate query; no condition is pushed into it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _Equal: TypeAlias = tuple[Place, Place]
 
 @dataclass(frozen=True)
 class JoinedSource:
-    """`keeps_left`: a left row stays without a partner, beside nulls."""
+    """`keeps_left`: a left row without a partner is kept, with nulls."""
 
     left: Tree
     right: Tree
@@ -49,7 +50,7 @@ class JoinedSource:
 
 
 Tree: TypeAlias = int | JoinedSource
-"""A number is that of a source."""
+"""A number is the position of a source in the block."""
 
 
 def _sources(tree: Tree) -> frozenset[int]:
@@ -57,7 +58,7 @@ def _sources(tree: Tree) -> frozenset[int]:
 
 
 def _inner(tree: Tree) -> tuple[list[Tree], list[JoinedSource]]:
-    """What is joined by inner joins alone, and these joins."""
+    """The operands of nested inner joins, and these joins."""
     if isinstance(tree, int) or tree.keeps_left or tree.keeps_right:
         return [tree], []
     (left, of_left), (right, of_right) = _inner(tree.left), _inner(tree.right)
@@ -66,7 +67,7 @@ def _inner(tree: Tree) -> tuple[list[Tree], list[JoinedSource]]:
 
 @dataclass
 class BlockSource:
-    """`name`: by which its columns are qualified."""
+    """`name` qualifies its columns."""
 
     result: Result
     name: str | None
@@ -74,7 +75,7 @@ class BlockSource:
 
 @dataclass
 class Block:
-    """One SELECT. `passes`: what is asked of its result may be asked of its sources (`queries.py`)."""
+    """One SELECT. `passes`: conditions on its result may be pushed to its sources (`queries.py`)."""
 
     projections: list[exp.Expr]
     where: exp.Expr | None
@@ -82,12 +83,12 @@ class Block:
     tree: Tree | None
     passes: bool
     needs_rows: bool
-    """Where its sources have no row that meets WHERE, it has none."""
+    """If no row of the sources meets WHERE, the block has no row."""
     inner: list[tuple[exp.Expr, Result]]
-    """Subqueries within its expressions."""
+    """Subqueries in its expressions."""
     reader: ConditionReader
     _kinds: dict[str, str | None] = field(default_factory=dict)
-    """Of blocks within blocks all would be asked ever more often."""
+    """Cache: without it, nested blocks would need exponential time."""
 
     def has(self, column: str) -> bool | None:
         answers: set[bool | None] = {False}
@@ -132,7 +133,7 @@ class Block:
         self._ask(self.tree, above)
 
     def _ask(self, tree: Tree, wanted: Condition | None) -> None:
-        """`wanted` holds for each row of the join that matters."""
+        """`wanted` is true for each row of the join that can change the result."""
         if isinstance(tree, int):
             alone = _restricted(wanted, frozenset({tree}))
             self.sources[tree].result.ask(moved(alone, lambda place: (0, place[1])))
@@ -142,7 +143,7 @@ class Block:
             self._ask_inner(tree, wanted)
 
     def _ask_inner(self, tree: JoinedSource, wanted: Condition | None) -> None:
-        """Of inner joins of inner joins a row has met every ON: all are read as one, however many tables are joined."""
+        """Nested inner joins are processed together: each row meets every ON, for any number of tables."""
         sides, joins = _inner(tree)
         equal = [one for join in joins for one in (*self._equals(join.on), *self._merges(join))]
         ons = [self._held(join.on, []) for join in joins]
@@ -167,20 +168,20 @@ class Block:
             asked = _restricted(wanted, own)
             if other_kept and not rejects_null(asked):
                 asked = None
-            if not kept:  # so it counts only beside a partner that matters, with which it meets ON
+            if not kept:  # a row is used only with a partner that matters and meets ON
                 beside = self._implied(all_of([_restricted(wanted, other), on]), equal)
                 asked = all_of([asked, _restricted(beside, own)])
             self._ask(side, asked)
 
     def _held(self, node: exp.Expr | None, equal: list[_Equal]) -> Condition | None:
-        """What holds wherever `node` is true, and those columns are equal."""
+        """A condition that is true for each row where `node` is true and these columns are equal."""
         read = None if node is None else self.reader.read(node, self._place)
         return all_of([read, *self._partners(equal), *self._found_in(node)])
 
     # Equal columns
 
     def _equals(self, node: exp.Expr | None) -> list[_Equal]:
-        """Columns that are equal wherever `node` is true."""
+        """Columns that are equal for each row where `node` is true."""
         found = []
         for part in _conjuncts(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
@@ -191,14 +192,14 @@ class Block:
         return found
 
     def _merges(self, join: JoinedSource) -> Iterator[_Equal]:
-        """What USING says."""
+        """The equal columns of USING."""
         for column in join.using:
             one, other = (self._within(side, column) for side in (join.left, join.right))
             if one is not None and other is not None and _comparable(self._kind(one), self._kind(other)):
                 yield one, other
 
     def _partners(self, equal: list[_Equal]) -> Iterator[Match]:
-        """What of one source is among another one's values."""
+        """Columns of a source whose values are among those of another source."""
         pairs: defaultdict[tuple[int, int], list[tuple[Place, str]]] = defaultdict(list)
         for one, other in equal:
             for here, there in ((one, other), (other, one)):
@@ -208,7 +209,7 @@ class Block:
             yield from _matches(found, self.sources[partner].result)
 
     def _found_in(self, node: exp.Expr | None) -> Iterator[Match]:
-        """What is among the values of queries in `node`, wherever it is true."""
+        """Columns whose values are among the values of subqueries in `node`, for each row where it is true."""
         for part in _conjuncts(node):
             match part:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
@@ -231,7 +232,7 @@ class Block:
         return next((result for one, result in self.inner if one is node), None)
 
     def _correlated(self, query: Block) -> Iterator[Match]:
-        """What of this block equals, in the WHERE of a query within it, what is that query's own."""
+        """Columns of this block that the WHERE of a subquery compares with its own columns."""
         pairs: defaultdict[int, list[tuple[Place, str]]] = defaultdict(list)
         for part in _conjuncts(query.where):
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
@@ -245,7 +246,7 @@ class Block:
             yield from _matches(found, query.sources[number].result)
 
     def _is_foreign(self, column: exp.Column) -> bool:
-        """Whether it is sure to be no column of this block: not by a qualifier, and not as a field of a struct."""
+        """Whether it is certain that the column is not one of this block, by its qualifier, and is no struct field."""
         first = column.parts[0]
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
@@ -258,7 +259,7 @@ class Block:
         return self.sources[place[0]].result.kind(place[1])
 
     def _implied(self, condition: Condition | None, equal: list[_Equal]) -> Condition | None:
-        """With what it says of one column said of its equals, too."""
+        """The condition, and its parts on single columns also for the columns that are equal to these."""
         same = [frozenset(pair) for pair in equal if self._kind(pair[0]) == self._kind(pair[1])]
         if condition is None or not same:
             return condition
@@ -275,7 +276,7 @@ class Block:
         return all_of(parts)
 
     def _output(self, name: str) -> Place | None:
-        """Two columns of one name cannot be told apart from above, so where one is found there is no other."""
+        """None if the name may be ambiguous: more than one star, or a star beside other columns."""
         stars = []
         for projection in self.projections:
             star = _star(projection)
@@ -304,10 +305,10 @@ class Block:
         return None if self.tree is None else self._within(self.tree, name)
 
     def _within(self, tree: Tree, name: str) -> Place | None:
-        """The column that the name alone means among the sources of a join.
+        """The column that an unqualified name refers to in a join.
 
-        What USING has merged is the left side's, or where that has no row the right side's: a column of one side where
-        the join keeps no row of the other.
+        A column merged by USING has the value of the left side, or of the right side if the row has no left side. It is
+        the column of one side if the join keeps no row of the other side without a partner.
         """
         if isinstance(tree, int):
             has = self.sources[tree].result.has(name)
@@ -317,12 +318,12 @@ class Block:
             return (tree, name) if has and _is_plain(name) else None
         left, right = self._within(tree.left, name), self._within(tree.right, name)
         if name not in tree.using:
-            # Were it a column of both, the name would be ambiguous, and the statement fail.
+            # If both sides had the column, the name would be ambiguous, and the statement would fail.
             return left or right if left is None or right is None else None
         if left is None or right is None or (tree.keeps_left and tree.keeps_right):
             return None
         kind = self._kind(left)
-        if kind is None or self._kind(right) != kind:  # else it is converted
+        if kind is None or self._kind(right) != kind:  # otherwise it is converted
             return None
         return left if not tree.keeps_right else right if is_exact(kind) else None
 
@@ -341,12 +342,12 @@ def _conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
 
 
 def _comparable(one: str | None, other: str | None) -> bool:
-    """Whether values of the two types are equal only where they are the same."""
+    """Whether values of the two types are equal only if they are identical."""
     return is_exact(one) and (one == other or {one, other} == _WHOLE)
 
 
 def _matches(pairs: list[tuple[Place, str]], partner: Result) -> list[Match]:
-    """In one row of the table, where the partner's columns are all of one."""
+    """A single match, in one row of the table, if all columns of the partner come from the same table."""
     found = partner.origin([column for _, column in pairs])
     if found is not None:
         places = [place for place, _ in pairs]
@@ -363,17 +364,17 @@ def _restricted(condition: Condition | None, sources: frozenset[int]) -> Conditi
 
 
 def _is_plain(name: str) -> bool:
-    """No hidden column, and none that the catalog would take for a field of a struct."""
+    """No hidden column, and no name that the catalog would read as a struct field."""
     return "$" not in name and "." not in name
 
 
 def _star(projection: exp.Expr) -> str | None:
-    """The qualifier of a star, "" where it has none; None for what is no star."""
+    """The qualifier of a star, "" for a star without one; None if the projection is no star."""
     if isinstance(projection, exp.Star):
         return ""
     if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
         qualifiers = projection.parts[:-1]
-        return folded(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"  # of a schema's table, or a struct's
+        return folded(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"  # a table with its schema, or a struct
     return None
 
 

@@ -1,22 +1,22 @@
-"""The tables that a statement of Trino's reads, where their names stand in it, and which of their rows can matter.
+"""The tables that a Trino statement reads, their positions in its text, and conditions on their needed rows.
 
     for scan in scans(statement, columns_of=…):
         scan.predicate                       SQL over the table's own columns, or None
-        version(scan, 4711)                  for splicing.splice
+        version(scan, 4711)                  for splices.splice
 
-Nothing is said of a statement that is not fully understood: then there are no scans, and it goes on as it came.
-Understood are queries, EXPLAIN [ANALYZE] of one, EXECUTE IMMEDIATE of one, and the text of a prepared one together
-with the parameters that it is executed with (`lexing.executed`). INSERT, CREATE TABLE AS and every other statement that
-writes have no scans, not even in their queries: no plan table may ever be near a name that is written to.
+A statement that is not fully understood has no scans, and is sent unchanged. Supported are queries, EXPLAIN [ANALYZE]
+of a query, EXECUTE IMMEDIATE of a query, and the text of a prepared query with its parameters (`lexer.executed`).
+INSERT, CREATE TABLE AS and all other statements that write have no scans, not even in their queries: a plan table must
+never be near the name of a table that is written.
 
-The rule kept (`scopes.py`, `blocks.py`, `conditions.py`): for each scan, rows for which its predicate is not true can
-be left out and the statement's answer stays the same, whatever the data. So can rows that have no partner in one of its
-`joins`: no row of the other scan's table for which that scan's predicate is true (and its joins hold) that is equal and
-not null in all the columns, as long as the other scan reads that very table, at that very snapshot. Where that is in
-doubt predicates say less, and there are fewer joins.
+Invariant (`scopes.py`, `blocks.py`, `conditions.py`): rows of a scan for which its predicate is not true can be left
+out, and the statement's answer stays the same for any data. The same applies to rows without a partner in one of its
+`joins`. A partner is a row of the other scan's table for which that scan's predicate and joins are true, and that is
+equal and not null in all the columns. The other scan must read that table at that snapshot. If this is uncertain,
+predicates are weaker, and there are fewer joins.
 
-Times: a literal without a zone beside a column with one means a time in the session's zone, and the catalog takes it
-for UTC. So such comparisons are used only where the session's zone is UTC (`utc`), or the column is known to have none.
+A literal without a zone, compared with a column with a zone, is a time in the session's zone, but the catalog reads it
+as UTC. So such comparisons are used only if the session's zone is UTC (`utc`) or the column is known to have no zone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Result,
 
 STATEMENT_MAX = 200_000
 PREDICATE_MAX = 100_000
-"""Characters, as many as the catalog takes."""
+"""The maximum number of characters that the catalog accepts."""
 _TRINO = Dialect.get_or_raise("trino")
 _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
 
@@ -60,11 +60,11 @@ def scans(
     parameters: Sequence[str] = (),
     utc: bool = False,
 ) -> tuple[Scan, ...]:
-    """In the order of the text. Empty where the statement is not fully understood.
+    """The scans in the order of the text. Empty if the statement is not fully understood.
 
-    `columns_of` is asked for the columns of (catalog, schema, table): without it, names without a qualifier say nothing
-    where there are several tables. `parameters`: of a prepared statement, as they stand behind USING. `utc`: the
-    session's time zone is known to be UTC.
+    `columns_of` gets (catalog, schema, table) and returns the columns; without it, names without a qualifier give no
+    conditions if there are several tables. `parameters`: those of a prepared statement, in their form after USING.
+    `utc`: the session's time zone is known to be UTC.
     """
     try:
         inner, queries, result = _read(statement, columns_of, parameters)
@@ -79,7 +79,7 @@ def scans(
 
 
 def kinds(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
-    """The Iceberg types of those `columns` of a query's rows that are stored ones as they are."""
+    """The Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
         _, _, result = _read(statement, columns_of, ())
         found = {column: result.kind(column) for column in columns}
@@ -89,14 +89,14 @@ def kinds(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> d
 
 
 def version(scan: Scan, snapshot_id: int) -> Replacement:
-    """The scan reads this snapshot of its table. Its name stays, and so does its alias."""
+    """Makes the scan read this snapshot of its table. The table name and its alias stay."""
     start, end = scan.version_span or (scan.end, scan.end)
     clause = f"FOR VERSION AS OF {snapshot_id}"
     return Replacement(start, end, clause if scan.version_span else f" {clause}")
 
 
 def replacement(scan: Scan, name: str) -> Replacement:
-    """The view `name` of the same schema in the place of a scan without FOR VERSION, which stands before an alias."""
+    """Replaces a scan without FOR VERSION by the view `name` of the same schema; an alias may follow it."""
     text = quoted_name(name) + (scan.alias_needed or "")
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
@@ -115,12 +115,12 @@ def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> t
 
 
 def _parsed(inner: Inner) -> exp.Expr:
-    """Raises Unclear; also where sqlglot sees other words in the text than Trino does."""
+    """Raises Unclear, also if sqlglot's tokens of the text differ from Trino's."""
     try:
         words = _TRINO.tokenize(inner.text)
         trees = _TRINO.parser().parse(words, inner.text)
     except (SqlglotError, ValueError, TypeError, AttributeError, LookupError):
-        raise Unclear from None  # not of this project's making, and no reason to fail
+        raise Unclear from None  # a bug of sqlglot must fail no statement
     starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
         raise Unclear
@@ -130,7 +130,7 @@ def _parsed(inner: Inner) -> exp.Expr:
 
 
 class _Places:
-    """Where references stand in the statement."""
+    """The positions of table references in the statement."""
 
     def __init__(self, inner: Inner) -> None:
         self._inner = inner
@@ -141,10 +141,10 @@ class _Places:
             for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
             if before.word == "." == after.word
         }
-        """Names between two dots: tables whose columns may be qualified by their schemas, too."""
+        """Names between two dots: tables whose columns may also be qualified by their schemas."""
 
     def scan(self, table: Table, utc: bool) -> Scan | None:
-        """None where another name could not stand in the place of this one."""
+        """None if the name cannot be replaced."""
         names = [folded(part.name) for part in table.node.parts]
         numbers = [self._number.get(part.meta.get("start", -1)) for part in table.node.parts]
         tokens, places = self._inner.tokens, self._inner.places
@@ -155,7 +155,7 @@ class _Places:
             return None
         alias = None
         if table.node.args.get("alias") is None:
-            if names[-1] in self._schemas:  # a name with its schema is none for an alias
+            if names[-1] in self._schemas:  # an alias cannot be qualified by a schema
                 return None
             alias = f" AS {quoted_name(table.node.name)}"
         version, span, snapshot_id = table.node.args.get("version"), None, None
@@ -183,7 +183,7 @@ class _Places:
 
 
 def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
-    """And the columns that it names."""
+    """The predicate and the columns in it."""
     columns = table.columns or {}
 
     def kept(atom: Atom) -> Atom | None:
@@ -209,7 +209,7 @@ def _joins(table: Table, numbers: Mapping[Table, int]) -> tuple[Join, ...]:
 
 
 def _zoneless(leaf: ColumnComparison, columns: Columns) -> bool:
-    """Whether the session's zone has no say in it."""
+    """Whether the comparison does not depend on the session's zone."""
     if not leaf.zones:
         return True
     kind = columns.get(leaf.place[1])

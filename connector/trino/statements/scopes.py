@@ -1,14 +1,13 @@
-"""The rows of a query: of its tables, subqueries, set operations and names in WITH. Blocks are in `blocks.py`.
+"""The rows of a query, from tables, subqueries, set operations and names in WITH. Blocks are in `blocks.py`.
 
-What is asked of a result from above is asked of what it is made of, where nothing stands between that counts or orders
-rows. The rule kept: rows of a source may be left out only where, whatever else there is in the data, the statement's
-answer stays the same.
+A condition on a result is pushed down to its inputs, unless an operation between them counts or orders rows. Invariant:
+rows of a source may be left out only if the statement's answer stays the same for any data.
 
-- What is asked of a set operation's column is asked of the same column of both parts, where it is of one type in both.
-- A name in WITH is read by all who use it: its query is asked for what any of them wants.
+- A condition on a column of a set operation is pushed to the same column of both inputs, if both have the same type.
+- The query of a name in WITH gets the disjunction of the conditions of all its uses.
 
-Where a column's values come from is another question (`origin`), and rows that are counted, ordered or left out are no
-doubt in it: whatever value there is, some row of the table has it that matters itself.
+`origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
+each value of the result is in a row of the table that can change the result.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from seamark.connector.trino.statements.conditions import Condition, Place, any_
 from seamark.connector.trino.statements.lexer import Unclear
 
 Columns: TypeAlias = Mapping[str, str]
-"""A table's columns in lower case, and their Iceberg types."""
+"""The columns of a table in lower case, with their Iceberg types."""
 COMPUTED = ""
-"""In the place of a type: the column of a view whose values are not those that some table has stored."""
+"""In place of a type: the column of a view whose values are not stored values of a table."""
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
-"""Types whose equal values are one value: floats have two zeros, and what is no primitive is not compared."""
+"""Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
 
 
 def is_exact(kind: str | None) -> bool:
-    """Of a type whose values are equal only where they are the same."""
+    """Whether values of the type are equal only if they are identical."""
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
 
 
 def folded(name: str) -> str:
-    """As Trino compares names, quoted or not (trinodb/trino#17). Raises Unclear where its ways to do so differ."""
+    """The name as Trino compares it, quoted or not (trinodb/trino#17). Unclear if Trino's methods give two results."""
     low = name.lower()
     if not name.isascii():
-        # Java's equalsIgnoreCase goes character by character by way of upper case; toLowerCase does not.
+        # Java's equalsIgnoreCase converts each character to upper case first; toLowerCase does not.
         upper = [one.upper() if len(one.upper()) == 1 else one for one in name]
         if "".join(one.lower() if len(one.lower()) == 1 else one for one in upper) != low:
             raise Unclear
@@ -48,28 +47,29 @@ def folded(name: str) -> str:
 
 
 class Result(Protocol):
-    """The rows of a query, of a table, or of whatever else stands in FROM."""
+    """The rows of a query, of a table, or of another relation in FROM."""
 
     def has(self, column: str) -> bool | None:
-        """Whether there is a column of that name; None where that is not known."""
+        """Whether there is a column of this name; None if unknown."""
 
     def names(self) -> tuple[str | None, ...] | None:
-        """Of all columns in their order, None for one without a name; None where that is not known."""
+        """The names of all columns in order, None for a column without a name; None if unknown."""
 
     def kind(self, column: str) -> str | None:
-        """The Iceberg type of a column that is a stored one as it is; None of others, and where it is not known."""
+        """The Iceberg type of a column with unchanged stored values; None for other columns, and if unknown."""
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        """Where a row of a stored table can be told for each row, which has the same values wherever these are no
-        nulls."""
+        """The stored table and columns that these columns come from: for each row without nulls in them, a row of the
+        table has the same values. None if there is no such table."""
 
     def ask(self, wanted: Condition | None) -> None:
-        """Rows for which `wanted` is not true do not matter. Its places are (0, column). Said once."""
+        """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its places are
+        (0, column)."""
 
 
 @dataclass(eq=False)
 class Table:
-    """A reference to a stored table. `asked` is what holds for each row that matters, once all has been asked."""
+    """A reference to a stored table. `asked`, once all is pushed down, is true for each row that is needed."""
 
     node: exp.Table
     columns: Columns | None
@@ -93,11 +93,11 @@ class Table:
 
 
 Origin: TypeAlias = tuple[Table, tuple[str, ...]]
-"""The table, and the columns as it has them."""
+"""A table and its column names."""
 
 
 class Unknown:
-    """Rows of which nothing is known: VALUES, UNNEST, a function, a table in the past."""
+    """Rows without any information: VALUES, UNNEST, a function, a table at an earlier time."""
 
     def has(self, column: str) -> None:
         return None
@@ -117,10 +117,10 @@ class Unknown:
 
 @dataclass
 class Cut:
-    """Rows that are counted or ordered: nothing is asked of what is below."""
+    """Rows that are counted or ordered: no condition is pushed below."""
 
     inner: tuple[Result, ...]
-    """The first one names the columns."""
+    """The first input names the columns."""
 
     def has(self, column: str) -> bool | None:
         return self.inner[0].has(column)
@@ -141,9 +141,9 @@ class Cut:
 
 @dataclass
 class Combined:
-    """UNION, INTERSECT or EXCEPT, ALL or not: what is asked of a column is asked of the same column of both.
+    """UNION, INTERSECT or EXCEPT, ALL or not: a condition on a column is pushed to the same column of both inputs.
 
-    Where both have it of one type: else it is converted, and compared as what it became.
+    Only if both have the same type: otherwise the column is converted, and the converted value is compared.
     """
 
     left: Result
@@ -175,7 +175,7 @@ class Combined:
 
 
 def same_place(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
-    """The one of `others` where `column` is among `names`; None where either is not there once."""
+    """The name in `others` at the position of `column` in `names`; None if one of the two is not there exactly once."""
     if names is None or others is None or len(names) != len(others) or names.count(column) != 1:
         return None
     other = others[names.index(column)]
@@ -184,7 +184,7 @@ def same_place(column: str, names: Sequence[str | None] | None, others: Sequence
 
 @dataclass
 class Renamed:
-    """Rows whose columns have got other names, by position: `AS t (a, b)`."""
+    """Rows whose columns are renamed by position: `AS t (a, b)`."""
 
     inner: Result
     columns: tuple[str, ...]
@@ -211,19 +211,19 @@ class Renamed:
         self.inner.ask(moved(wanted, inside))
 
     def _before(self, column: str) -> str | None:
-        """The name that the column has inside, where one place has the one, and one the other."""
+        """The inner name of the column; None if the name is ambiguous."""
         return same_place(column, self.columns, self.inner.names())
 
 
 @dataclass
 class Named:
-    """A name in WITH. Its query is asked once, after all who use it have said what they want."""
+    """A name in WITH. Its query gets one condition, after all its uses have added theirs."""
 
     inner: Result
     wishes: list[Condition | None] = field(default_factory=list)
     _known: dict[str, bool | None] = field(default_factory=dict)
     _kinds: dict[str, str | None] = field(default_factory=dict)
-    """Of names that use names twice all would be asked ever more often."""
+    """Cache: names that use other names twice would need exponential time."""
 
     def has(self, column: str) -> bool | None:
         if column not in self._known:
@@ -250,7 +250,7 @@ class Named:
 
 @dataclass
 class With:
-    """A query and the names in its WITH, of which each may use those before it."""
+    """A query and the names in its WITH; each name may use the names before it."""
 
     body: Result
     named: tuple[Named, ...]

@@ -1,15 +1,14 @@
-"""Views of a statement, looked into: the scans of the tables behind them, and plan views over the plans of these.
+"""Views in a statement: the scans of the tables behind them, and plan views over the plans of these tables.
 
-What a statement asks of a view's rows is asked of `SELECT * FROM (its text) WHERE …`, read as any statement is. The
-catalog makes a view of that text with plan tables in it, and Trino runs it as it runs the view: by its owner's rights,
-with its declared columns. What that text asks of the views in it is asked of what is behind these in the same way, and
-their plan views stand in the plan view of the outer one.
+A statement's condition on a view is read as the statement `SELECT * FROM (view text) WHERE …`. The catalog makes a view
+of that text with plan tables in it, and Trino runs it as it runs the original view: with its owner's rights and its
+declared columns. Nested views are handled in the same way, and their plan views are used in the plan view of the outer
+view.
 
-The rules kept. Only of columns that are some table's as it has stored them, and of the very type that the view
-declares, anything is asked: the others are converted, and compared as what they became. What is a view is remembered;
-that it is the same one still is asked for each statement, as its columns say what the names in other texts mean. A
-plan view is of one metadata file of its view, and of those of the views in it. What the catalog refuses is left as it
-is.
+Conditions are pushed only to columns that are unchanged stored columns of a table and have exactly the type that the
+view declares: other columns are converted, and the converted values are compared. View definitions are cached; each
+statement checks that they are current, because their columns decide what the names in other texts refer to. A plan view
+belongs to one metadata file of its view and of each nested view. If the catalog refuses a view, it is unchanged.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from seamark.connector.trino.statements.scopes import COMPUTED
 from seamark.connector.trino.statements.statement_cache import StatementReader, StatementText
 
 DEPTH_MAX = 8
-"""Views within views. Trino makes none that reads itself; others who write to the catalog may."""
+"""Levels of nested views. Trino creates no recursive view; another writer to the catalog may."""
 VIEWS_MAX = 32
-"""Of one statement."""
+"""Views of one statement."""
 BEFORE = "SELECT * FROM (\n"
-"""What stands before a view's text in the text of its plan view."""
+"""The text before a view's text in its plan view."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
 _LEFT_ALONE_S = 60.0
-"""For how long what is no view of ours, or was refused, is not asked about again."""
+"""How long a name that is no supported view, or was refused, is not requested again."""
 Named: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
-"""Catalog and table that a name in a view's text stands for; None for what is none of the catalogs'."""
+"""The catalog and table that a name in a view's text refers to; None if it is in no configured catalog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A view, and what the names in its text stand for."""
+    """A view, and the tables that the names in its text refer to."""
 
     view: View
     named: Mapping[Names, tuple[str, Name]]
@@ -56,7 +55,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one statement's names and those behind them are: `known` of tables, and of views as if they were tables."""
+    """The current definitions for one statement: views, and the columns of tables and views."""
 
     views: Mapping[Name, Opened]
     known: Mapping[Name, KnownTable]
@@ -64,7 +63,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A place where a view stands, and what is behind it: the places of `tables` and `views` are in its text."""
+    """A reference to a view and its contents: `tables` and `views` are references in the view's text."""
 
     place: PlannedScan
     view: View
@@ -74,17 +73,17 @@ class Looked:
 
 
 def over_text(text: str, name: str, predicate: str) -> str:
-    """The statement that a plan view of that name is."""
+    """The statement of a plan view with this name."""
     return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
 
 
 def predicate_of(place: PlannedScan) -> str:
-    """Of the rows of a view that a statement wants. All of them may be made of some rows of its tables."""
+    """The statement's condition on a view. Without one, the view may still need only some rows of its tables."""
     return place.scan.predicate or "TRUE"
 
 
 class Views:
-    """What is known of views. Belongs to one event loop."""
+    """The cached view definitions. Belongs to one event loop."""
 
     def __init__(self, seamark: Seamark, reader: StatementReader, named: Named) -> None:
         self._seamark = seamark
@@ -93,11 +92,11 @@ class Views:
         self._known: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
         self._left_alone: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
 
-    # What is a view
+    # View definitions
 
     async def learn(self, names: Collection[Name], asking: Asking, until_s: float) -> bool:
-        """Whether there is a view that was not known among what has turned out to be no table, or behind one.
-        TimeoutError."""
+        """Loads the views among `names`, which are no tables, and the views nested in them. True if there was a new
+        view. TimeoutError."""
         learned = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
@@ -117,8 +116,7 @@ class Views:
         return learned > 0
 
     async def behind(self, names: Iterable[Name], until_s: float) -> dict[Name, Opened]:
-        """The views among `names` and in their texts, as they are remembered: each after those in its own text.
-        TimeoutError."""
+        """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
         found: dict[Name, Opened] = {}
         for name in names:
             await self._open_behind(name, (), found, until_s)
@@ -136,8 +134,8 @@ class Views:
         found[name] = opened
 
     async def see(self, names: Iterable[Name], views: Mapping[Name, Opened], asking: Asking, until_s: float) -> Seen:
-        """What `names` and those in the texts of `views` are by now. A view that has become another one is `missing`,
-        as is what is no table. TimeoutError."""
+        """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
+        that is no table, is added to `missing`. TimeoutError."""
         tables = {*names, *(name for one in views.values() for _, name in one.named.values())} - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.columns(name) for name in tables},
@@ -158,7 +156,7 @@ class Views:
         return Opened(view, {names: one for names in asked if (one := self._named(names, view)) is not None})
 
     async def _columns(self, opened: Opened, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
-        """Of its columns those are `COMPUTED` that nothing may be asked of."""
+        """The view's columns. `COMPUTED` are those to which no condition may be pushed."""
         view, tables = opened.view, _told(opened, known)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
@@ -166,13 +164,13 @@ class Views:
             for name, kind in view.columns.items()
         }
         versions = sorted((str(names), one.version) for names, one in tables.items())
-        # Of one length, however many views are within one another.
+        # A hash, so the length does not grow with the depth of nesting.
         return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
 
-    # What is behind one
+    # Tables behind views
 
     async def look(self, views: Mapping[int, PlannedScan], seen: Seen, until_s: float, *, utc: bool) -> list[Looked]:
-        """Behind these scans of a statement, and behind the views there, the outermost first. TimeoutError."""
+        """The tables and views behind these scans of a statement, recursively, the outermost first. TimeoutError."""
         looked: list[Looked] = []
         left = deque(views.items())
         while left and len(looked) < VIEWS_MAX:
@@ -204,12 +202,11 @@ class Views:
         asking: Asking,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-        """Plan views for `reader`, of the views that have `plans` behind them, and the plans that are still good with
-        these views alone: the tables behind the others are read as they are, and a statement reads a table at one
-        snapshot."""
+        """Plan views for `reader`, of the views that have `plans` behind them, and the plans that stay valid: tables
+        behind other views are read without plans, and a statement reads a table at one snapshot."""
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
-        for depth in reversed(range(DEPTH_MAX)):  # those in a view's text have their names before it
+        for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
             level = [one for one in looked if len(one.place.within) == depth]
             used |= {one.place: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level}
             made = await asking.all(
@@ -223,7 +220,7 @@ class Views:
     async def _made(
         self, looked: Looked, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
-        """Over those `plans` that are of its tables, and the plan views that are of its views. Refused."""
+        """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
         name = looked.place.table
         references = [
             Reference(
@@ -249,7 +246,7 @@ class Views:
             return await self._seamark.plan_view(name, looked.view, predicate_of(looked.place), references, reader)
         except Refused as error:
             self._known.discard(name)
-            if error.status != 404:  # else it has changed, and is another view now
+            if error.status != 404:  # with 404, the view has changed and is loaded again
                 self._leave(name)
             raise
 
@@ -268,7 +265,7 @@ def _settled(
     places: Sequence[PlannedScan],
     partners: Mapping[PlannedScan, tuple[Partner, ...]],
 ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-    """Until it holds of all: a plan view is read with all that it `used`, and what it used is read in it alone."""
+    """Removes plan views until each has all that it `used`; what a removed view used is removed too."""
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
         gone = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
@@ -279,7 +276,7 @@ def _settled(
 
 
 def _told(opened: Opened, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
-    """Of what the view's text names, as it names it."""
+    """The known tables, by the names in the view's text."""
     return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
 
 

@@ -18,9 +18,8 @@ from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
 from seamark.metaserver.api.indexes.index_state import READER
-from seamark.metaserver.catalog.commit import moved_on
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commits.change import (
+from seamark.metaserver.commit.changes.change import (
     ISOLATIONS,
     OPERATIONS,
     WRITTEN,
@@ -28,7 +27,8 @@ from seamark.metaserver.commits.change import (
     ChangeRequest,
     read_request,
 )
-from seamark.metaserver.commits.group_commit import CommitResult
+from seamark.metaserver.commit.native.group_commit import CommitResult
+from seamark.metaserver.commit.publication import moved_on
 from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id

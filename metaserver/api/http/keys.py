@@ -19,7 +19,8 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http.slots import Bounds
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.commits.group_commit import Commits
+from seamark.metaserver.commit.native.group_commit import Commits
+from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
@@ -34,6 +35,7 @@ CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
 STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
+STOCK_COMMITS: web.AppKey[StockCommits] = web.AppKey("stock-commits", StockCommits)
 COMMITS: web.AppKey[Commits] = web.AppKey("commits", Commits)
 PLANNER: web.AppKey[Planner] = web.AppKey("planner", Planner)
 REGISTRY: web.AppKey[Registry] = web.AppKey("index-registry", Registry)

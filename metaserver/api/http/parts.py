@@ -14,7 +14,8 @@ from seamark.metaserver.access.keyring import StoredKeyring
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.commits.group_commit import Commits
+from seamark.metaserver.commit.native.group_commit import Commits
+from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
@@ -41,6 +42,7 @@ class ServerParts:
     cleaner: Cleaner
     usage: Usage
     planner: Planner
+    stock_commits: StockCommits
     commits: Commits
     metrics: ServerMetrics
     authenticator: Authenticator

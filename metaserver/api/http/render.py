@@ -22,7 +22,7 @@ from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.plan_audience import HEADER
 from seamark.metaserver.api.http.requests import table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
-from seamark.metaserver.catalog.plan_tables import LoadedPlan
+from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata

@@ -16,7 +16,7 @@ import numpy as np
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, USAGE
+from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS, USAGE
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
 from seamark.metaserver.api.indexes.index_state import (
@@ -305,7 +305,7 @@ async def _commit(request: web.Request, changed: Callable[[TableMetadata], dict[
             {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
         ]
         try:
-            await tables.commit(caller(request), namespace, table, requirements, [update])
+            await request.app[STOCK_COMMITS].commit_table(caller(request), namespace, table, requirements, [update])
         except CommitConflict:
             if attempt == COMMIT_TRIES:
                 raise

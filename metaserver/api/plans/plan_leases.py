@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.keys import CATALOG, PRINCIPAL, SETTINGS
 from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
-from seamark.metaserver.catalog.plan_tables import too_many_plans
+from seamark.metaserver.catalog.plans.plan_tables import too_many_plans
 from seamark.metaserver.errors import BadRequest, NoSuchTable
 from seamark.metaserver.iceberg.types.reading import Int64
 from seamark.metaserver.settings import Settings

@@ -26,7 +26,7 @@ from seamark.metaserver.api.http.requests import allow, parse_body, path_name, p
 from seamark.metaserver.api.http.snapshots import snapshot_of
 from seamark.metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, add_joins, evaluate_joins
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
-from seamark.metaserver.catalog.plan_tables import Holder, digest_of, plan_name, shown_snapshot
+from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest

@@ -21,8 +21,8 @@ from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.catalog.plan_tables import Holder
-from seamark.metaserver.catalog.plan_views import Place, Reader
+from seamark.metaserver.catalog.plans.plan_tables import Holder
+from seamark.metaserver.catalog.plans.plan_views import Place, Reader
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.metaserver.store.port import NamespacePath

@@ -10,7 +10,7 @@ from aiohttp import web
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.api.http.endpoints import add_operations
 from seamark.metaserver.api.http.idempotency import once
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
+from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS
 from seamark.metaserver.api.http.plan_audience import audience_of
 from seamark.metaserver.api.http.render import (
     GZIPS,
@@ -148,10 +148,10 @@ async def update_table(request: web.Request) -> web.Response:
     body = await read_json(request, _CommitTable)
 
     async def work(caller: Caller) -> LoadedTable:
-        return await request.app[CATALOG].tables.commit(caller, namespace, name, body.requirements, body.updates)
+        return await request.app[STOCK_COMMITS].commit_table(caller, namespace, name, body.requirements, body.updates)
 
     async def later() -> LoadedTable:
-        return await request.app[CATALOG].tables.after_commit(namespace, name, body.requirements)
+        return await request.app[STOCK_COMMITS].after_commit(namespace, name, body.requirements)
 
     async def answer(loaded: LoadedTable) -> web.Response:
         return commit_answer(request, loaded, namespace, name)

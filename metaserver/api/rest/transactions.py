@@ -9,7 +9,7 @@ from aiohttp import web
 
 from seamark.metaserver.api.http.endpoints import add_operations
 from seamark.metaserver.api.http.idempotency import once
-from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.keys import STOCK_COMMITS
 from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
 from seamark.metaserver.catalog.values import Caller, TableChange
 from seamark.metaserver.errors import BadRequest
@@ -48,7 +48,7 @@ async def commit_transaction(request: web.Request) -> web.Response:
     allow(request, *dict.fromkeys(change.namespace for change in changes))
 
     async def work(caller: Caller) -> None:
-        await request.app[CATALOG].transactions.commit(caller, changes)
+        await request.app[STOCK_COMMITS].commit_transaction(caller, changes)
 
     async def answer(_: None) -> web.Response:
         return web.Response(status=204)

@@ -1,10 +1,10 @@
 """Checks, after a snapshot's manifests are read, that the table may name the files that the snapshot lists.
 
-Commits check paths (`metaserver/catalog/own_files.py`), but files can be overwritten afterwards, and manifests and
-views in memory are keyed by path, for all tables. Before a view is planned for a table, this module compares the
-folders of its manifest lists, manifests and files with the locations that the database records as claimed. A file in a
-location that another table claims is refused, unless the table may name files there. A file in an unclaimed location
-may be read.
+Commits check paths (`metaserver/catalog/ownership/own_files.py`), but files can be overwritten afterwards, and
+manifests and views in memory are keyed by path, for all tables. Before a view is planned for a table, this module
+compares the folders of its manifest lists, manifests and files with the locations that the database records as claimed.
+A file in a location that another table claims is refused, unless the table may name files there. A file in an unclaimed
+location may be read.
 
 The check is cheap: a block stores the common prefix of its paths, so one comparison covers all of them, once for each
 view and table. Paths are compared one by one only where those of a block are both inside and outside a location.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from seamark.metaserver.catalog.claims import with_folders
+from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES
 from seamark.metaserver.errors import BadRequest, Forbidden
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

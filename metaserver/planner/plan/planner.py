@@ -24,8 +24,8 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack
-from seamark.metaserver.catalog.commit import table_uuid
-from seamark.metaserver.catalog.own_files import ALLOWED_LOCATIONS
+from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
+from seamark.metaserver.catalog.pointers import table_uuid
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import NotFound
 from seamark.metaserver.iceberg.expressions.expression import TRUE

@@ -14,13 +14,13 @@ from functools import partial
 
 import numpy as np
 
-from seamark.metaserver.commits.change import SERIALIZABLE, Change, ReadScope, partitions_of
-from seamark.metaserver.commits.collision import Collision
-from seamark.metaserver.commits.history import AddedFiles, History, TooLong, rows_of, since
-from seamark.metaserver.commits.key_comparison import exclude_data, exclude_deletes, first_match
-from seamark.metaserver.commits.manifest_filter import FilesToRemove, key_of, live, referring
-from seamark.metaserver.commits.manifests import Manifests
-from seamark.metaserver.commits.overlap import PartitionOverlap, Targets
+from seamark.metaserver.commit.changes.change import SERIALIZABLE, Change, ReadScope, partitions_of
+from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.conflicts.history import AddedFiles, History, TooLong, rows_of, since
+from seamark.metaserver.commit.conflicts.key_comparison import exclude_data, exclude_deletes, first_match
+from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
+from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, key_of, live, referring
+from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.expressions.projection import inclusive
 from seamark.metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seamark.metaserver.commits.history import AddedFiles
+from seamark.metaserver.commit.conflicts.history import AddedFiles
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
 from seamark.metaserver.iceberg.files.budget import decoded_budget

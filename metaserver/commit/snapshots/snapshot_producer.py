@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from seamark.metaserver.commits.change import Change
-from seamark.metaserver.commits.manifest_filter import RewrittenManifests
-from seamark.metaserver.commits.manifest_merge import ManifestMerge
-from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
-from seamark.metaserver.commits.summary import SummaryCounts, counts_of, summary_of
+from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
+from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
+from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of, summary_of
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.manifests.writer import assign_first_row_ids
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.metaserver.catalog.commit import metadata_location
-from seamark.metaserver.catalog.owners import fingerprint_of
+from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
+from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
+from seamark.metaserver.catalog.pointers import metadata_location
 from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.errors import BadRequest, NoSuchView
 from seamark.metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view

@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.plan_shares import PlanShares
+from seamark.metaserver.catalog.plans.plan_shares import PlanShares
 from seamark.metaserver.catalog.values import LoadedTable, TableChange
 from seamark.metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from seamark.metaserver.commits.change import Remove
-from seamark.metaserver.commits.collision import Collision
-from seamark.metaserver.commits.manifests import Manifests
-from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest
+from seamark.metaserver.commit.changes.change import Remove
+from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
 from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry

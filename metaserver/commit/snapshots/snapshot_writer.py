@@ -8,8 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.commits.change import Change
-from seamark.metaserver.commits.manifests import AT_ONCE, Manifests, PathHashes, names_of
+from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from seamark.metaserver.commits.collision import Collision
+from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression

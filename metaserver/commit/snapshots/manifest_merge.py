@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from seamark.metaserver.commits.manifests import Manifests
-from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest, target_size
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest, target_size
 from seamark.metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.commits.change import APPEND, DELETE, REPLACE
-from seamark.metaserver.commits.manifests import Manifests
+from seamark.metaserver.commit.changes.change import APPEND, DELETE, REPLACE
+from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from seamark.metaserver.catalog.claims import check_unclaimed
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.values import Caller, TableChange
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMissing

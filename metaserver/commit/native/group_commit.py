@@ -19,35 +19,30 @@ import structlog
 from msgspec import structs
 
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.catalog.claims import check_writable
-from seamark.metaserver.catalog.commit import CommitEvent, check_uuid, moved_on
-from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.ownership.claims import check_writable
+from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.commits.change import ChangeRequest
-from seamark.metaserver.commits.change_application import ChangeApplication, head_of
-from seamark.metaserver.commits.collision import Collision
-from seamark.metaserver.commits.manifests import Manifests
-from seamark.metaserver.commits.producers import Last, last_of, snapshot_of
-from seamark.metaserver.commits.snapshot_producer import ProducedSnapshot
-from seamark.metaserver.commits.table_locks import ChangeId, TableLocks
+from seamark.metaserver.commit.changes.change import ChangeRequest
+from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
+from seamark.metaserver.commit.native.producers import Last, last_of, snapshot_of
+from seamark.metaserver.commit.native.table_locks import ChangeId, TableLocks
+from seamark.metaserver.commit.publication import CommitEvent, Publisher, moved_on
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.cleanup import Cleanup
-from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.port import (
     AdvanceProducer,
     Entry,
     IdempotencyTaken,
     NamespacePath,
     Operation,
-    PointerStore,
     RegisteredIndexFile,
     ReplaceIndexFiles,
 )
-from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.wire import encode_json
 
 _log = structlog.get_logger("seamark.commits")
@@ -149,20 +144,21 @@ class Commits:
     """Commits changes. Belongs to one event loop; opened by `open_commits`."""
 
     def __init__(
-        self, parts: CatalogContext, catalog: Catalog, planner: Planner, manifests: Manifests, metrics: CommitMetrics
+        self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitMetrics
     ) -> None:
-        self._parts = parts
-        self._catalog = catalog
+        self._parts = catalog.parts
+        self._tables = catalog.tables
+        self._publisher = publisher
         self._planner = planner
         self._manifests = manifests
         self._metrics = metrics
-        self._look_back = parts.settings.commit_history_limit
         self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
-        settings = parts.settings
+        settings = self._parts.settings
+        self._look_back = settings.commit_history_limit
         self._lock_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
         """The longest time that other changes wait for consecutive locks."""
         self._locks = TableLocks(after=settings.commit_turn_after, lock_s=self._lock_s)
-        self._cleanup = Cleanup(parts.objects)
+        self._cleanup = Cleanup(self._parts.objects)
 
     async def close(self) -> None:
         """Waits for running commits and for the removal of files."""
@@ -185,7 +181,7 @@ class Commits:
         more. IdempotencyTaken.
         """
         try:
-            loaded = await self._catalog.tables.load(namespace, name)
+            loaded = await self._tables.load(namespace, name)
         except NotFound:
             await self._check_not_done(request, request.table_uuid, namespace, name)
             raise
@@ -298,7 +294,7 @@ class Commits:
                 await self._parts.back_off(number)
             left = [job for job in group if not job.done.done()]
             try:
-                async with self._catalog.committer.lock(namespace, name):
+                async with self._publisher.lock(namespace, name):
                     await self._attempt(namespace, name, left)
             except CommitConflict:  # another process committed first
                 if number == retries:
@@ -312,7 +308,7 @@ class Commits:
     async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
         """CommitConflict: another commit came first, and changes without an outcome are to be tried again."""
         try:
-            entry = await self._catalog.tables.entry(namespace, name)
+            entry = await self._tables.entry(namespace, name)
         except NotFound as error:
             for job in group:
                 try:
@@ -321,9 +317,9 @@ class Commits:
                     job.fail(done)
             _fail(group, error)
             return
-        metadata = await self._catalog.documents.table(entry.metadata_location)
+        metadata = await self._parts.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
-        await check_writable(self._catalog.parts, entry.uuid, metadata)
+        await check_writable(self._parts, entry.uuid, metadata)
         attempt = _Attempt(entry, metadata)
         for job in group:
             try:
@@ -346,7 +342,7 @@ class Commits:
         ]
         operations = [operation for job, made in attempt.made for operation in self._operations(job, made)]
         try:
-            loaded = await self._catalog.committer.publish(
+            loaded = await self._publisher.publish(
                 group[0].caller, entry, attempt.base, attempt.metadata, instants=happened, operations=operations
             )
         except CommitUnknown as error:
@@ -474,30 +470,16 @@ def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> C
 
 @asynccontextmanager
 async def open_commits(
-    settings: Settings,
-    store: PointerStore,
-    objects: ObjectStore,
-    clock: Clock,
-    timeline: Timeline,
-    catalog: Catalog,
-    planner: Planner,
-    metrics: CommitMetrics,
+    catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitMetrics
 ) -> AsyncIterator[Commits]:
     """Waits for running commits on exit."""
-    parts = CatalogContext(
-        settings=settings,
-        store=store,
-        objects=objects,
-        warehouse=catalog.warehouse,
-        clock=clock,
-        documents=catalog.documents,
-        timeline=timeline,
-        pages=catalog.pages,
-    )
+    settings = catalog.parts.settings
     manifests = Manifests(
-        objects, budget_bytes=settings.commit_memory_bytes, limit_bytes=settings.plan_manifest_limit_bytes
+        catalog.parts.objects,
+        budget_bytes=settings.commit_memory_bytes,
+        limit_bytes=settings.plan_manifest_limit_bytes,
     )
-    commits = Commits(parts, catalog, planner, manifests, metrics)
+    commits = Commits(catalog, publisher, planner, manifests, metrics)
     try:
         yield commits
     finally:

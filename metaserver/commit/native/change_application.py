@@ -11,20 +11,20 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from seamark.metaserver.catalog.claims import check_own
-from seamark.metaserver.catalog.own_files import own_places
+from seamark.metaserver.catalog.ownership.claims import check_own
+from seamark.metaserver.catalog.ownership.own_files import own_places
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commits.change import Change, ChangeRequest, TableShape, read_change, shape_of
-from seamark.metaserver.commits.collision import Collision
-from seamark.metaserver.commits.conflicts import ConflictCheck
-from seamark.metaserver.commits.manifest_filter import ManifestFilter, find_files, key_of, live
-from seamark.metaserver.commits.manifest_merge import ManifestMerge
-from seamark.metaserver.commits.manifests import Manifests
-from seamark.metaserver.commits.overwrite import replaced_files
-from seamark.metaserver.commits.snapshot_producer import ProducedSnapshot, produce
-from seamark.metaserver.commits.snapshot_writer import SnapshotWriter, StoredManifest, write_added
-from seamark.metaserver.commits.summary import NOTHING, SummaryCounts, counts_of
+from seamark.metaserver.commit.changes.change import Change, ChangeRequest, TableShape, read_change, shape_of
+from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
+from seamark.metaserver.commit.conflicts.overwrite import replaced_files
+from seamark.metaserver.commit.snapshots.manifest_filter import ManifestFilter, find_files, key_of, live
+from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest, write_added
+from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, counts_of
 from seamark.metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

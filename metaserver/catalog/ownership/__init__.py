@@ -1,0 +1,1 @@
+"""Ownership: the locations and files of tables, and the owners of views."""

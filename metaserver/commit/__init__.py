@@ -1,0 +1,1 @@
+"""Commits of tables: stock updates and native changes, until they are durable."""

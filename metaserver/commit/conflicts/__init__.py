@@ -1,0 +1,1 @@
+"""Conflicts of a change with the snapshots that were committed since it was computed."""

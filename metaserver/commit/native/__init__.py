@@ -1,0 +1,1 @@
+"""Commits by changes: files added and removed, several changes in one publication."""

@@ -1,0 +1,308 @@
+"""Publication: writes the metadata files of a commit and moves its pointers, in one transaction of the pointer store.
+
+Stock commits and native changes end here; a commit is durable when the transaction is. A publication has three
+outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only when it is certain that no
+pointer refers to them. When the outcome is unknown they stay, and the client receives CommitUnknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, claimed, moves
+from seamark.metaserver.catalog.ownership.own_files import allow
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.pointers import created_entry, metadata_location, uuid_of
+from seamark.metaserver.catalog.purge import owned
+from seamark.metaserver.catalog.values import Caller, LoadedTable
+from seamark.metaserver.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.objects.cleanup import Cleanup
+from seamark.metaserver.store.port import (
+    CreateEntry,
+    Entry,
+    EntryKind,
+    IdempotencyTaken,
+    NamespacePath,
+    Operation,
+    RecordInstant,
+    SwapPointer,
+)
+from seamark.metaserver.wire import show
+
+_DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+_CODEC = "write.metadata.compression-codec"
+_UPDATES_RECORDED = 50
+"""The largest number of updates of one commit that the timeline records."""
+_SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
+
+
+class CommitEvent(msgspec.Struct, frozen=True):
+    """The timeline record of one change or one snapshot."""
+
+    caller: Caller
+    requested_ms: int
+    snapshot_id: int | None
+    summary: Mapping[str, Any] = {}
+    """The snapshot's summary; the timeline keeps the operation and the counts."""
+    updates: tuple[str, ...] = ("add-snapshot", "set-snapshot-ref")
+    """The actions of the metadata updates."""
+    fingerprint: str | None = None
+
+
+class PlannedCommit(msgspec.Struct):
+    """The part of one attempt that concerns one table."""
+
+    namespace: NamespacePath
+    name: str
+    entry: Entry | None
+    """None: the commit creates the table."""
+    metadata: TableMetadata
+    events: Sequence[CommitEvent] = ()
+    files: Sequence[tuple[str, bytes]] = ()
+    """Files that the metadata refers to and the server writes."""
+    document: bytes = b""
+    location: str = ""
+    """Where `document` is written. Empty when the metadata does not change."""
+    forgotten: list[str] = []
+    """Metadata files that left the metadata log and may be deleted."""
+    claims: tuple[Operation, ...] = ()
+    """Claims of the locations that the table gets."""
+
+    @property
+    def uuid(self) -> str:
+        return uuid_of(self.entry, self.metadata)
+
+    def new_entry(self, now_ms: int) -> Entry:
+        """Where the pointer stands when this has happened."""
+        return created_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
+
+    def written_files(self) -> list[tuple[str, bytes]]:
+        """In write order: each file follows the files that it refers to."""
+        return [*self.files, (self.location, self.document)]
+
+
+class Publisher:
+    """Publishes commits. One for each server, shared by stock and native commits: they take the same locks."""
+
+    def __init__(self, parts: CatalogContext) -> None:
+        self._parts = parts
+        self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
+        self._cleanup = Cleanup(parts.objects)
+
+    async def close(self) -> None:
+        """Waits for the deletion of metadata files."""
+        await self._cleanup.close()
+
+    @contextlib.asynccontextmanager
+    async def lock(self, namespace: NamespacePath, name: str) -> AsyncIterator[None]:
+        """Excludes other commits of this process to the table. RetryLater after a long wait."""
+        async with self.lock_all([(namespace, name)]):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
+        """Serialises the commits of this process to a table: a lost race would waste a metadata file."""
+        timeout_s = self._parts.settings.storage_timeout_s
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    for name in sorted(names):
+                        lock = self._locks.get(name)
+                        if lock is None:
+                            lock = self._locks[name] = asyncio.Lock()
+                        await stack.enter_async_context(lock)
+            except TimeoutError:
+                # While the storage hangs, the wait would otherwise add up over all queued commits.
+                raise RetryLater(
+                    f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
+                ) from None
+            yield
+
+    async def publish(
+        self,
+        caller: Caller,
+        entry: Entry,
+        base: TableMetadata,
+        metadata: TableMetadata,
+        *,
+        instants: Sequence[CommitEvent],
+        operations: Sequence[Operation],
+    ) -> LoadedTable:
+        """Makes `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
+
+        `entry` is the pointer that led to `base`. `instants`, at least one, and `operations` are part of the
+        transaction that moves the pointer. CommitConflict when the pointer has moved or an operation conflicts. After
+        any error but CommitUnknown nothing was committed; after CommitUnknown the outcome is unknown.
+        """
+        if metadata is base or not instants:
+            raise ValueError("instants is empty; publish needs at least one")
+        plan = await self.prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
+        plan.events = instants
+        return (await self.publish_all([plan], operations))[0]
+
+    async def prepare(
+        self,
+        caller: Caller,
+        named: tuple[NamespacePath, str],
+        entry: Entry | None,
+        base: TableMetadata | None,
+        metadata: TableMetadata,
+    ) -> PlannedCommit:
+        """The metadata as a document, with its location; both empty when the metadata equals the base."""
+        (namespace, name), uuid = named, uuid_of(entry, metadata)
+        if base is not None and metadata is base:
+            return PlannedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
+        if base is None or metadata.location != base.location:
+            await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
+            await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
+        before = {} if base is None else base.properties
+        await self._parts.check_properties(caller, metadata.properties, before, namespace)
+        forgotten: list[str] = []
+        if entry is not None and base is not None:
+            metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+            deletes = as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False)
+            owns = owned(self._parts, metadata)
+            # The metadata file provides the log and the location, and the table's writers can overwrite it.
+            own = [old for old in forgotten if owns(old)] if deletes else []
+            forgotten = await claimed(self._parts, entry.uuid, own) if own else []
+        document, location = self._place(metadata, entry)
+        claims: tuple[Operation, ...] = ()
+        if moves(base, metadata):
+            new = created_entry(namespace, name, uuid, location, 0)
+            claims = (await claim(self._parts, caller, metadata, new, fresh=base is None),)
+        elif entry is not None:
+            await check_writable(self._parts, entry.uuid, metadata)
+        claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
+        return PlannedCommit(
+            namespace=namespace,
+            name=name,
+            entry=entry,
+            metadata=metadata,
+            document=document,
+            location=location,
+            forgotten=forgotten,
+            claims=claims,
+        )
+
+    def _place(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
+        document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
+        previous = None if entry is None else entry.metadata_location
+        return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
+
+    async def publish_all(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> list[LoadedTable]:
+        """Writes the files, then swaps the pointers: one attempt, under `lock_all`. The outcomes are those of
+        `publish`; the files are deleted when the transaction is known to have failed."""
+        written: list[str] = []
+        try:
+            for location, data in (file for plan in planned if plan.location for file in plan.written_files()):
+                # Recorded before the write: a write with an unknown outcome may have created the file.
+                written.append(location)
+                try:
+                    await self._parts.objects.create(location, data)
+                except ObjectExists:  # another writer's file
+                    written.remove(location)
+                    raise
+            await self._swap(planned, further)
+        except CommitUnknown:
+            raise
+        except (SeamarkError, IdempotencyTaken):
+            self._cleanup.remove(written)
+            raise
+        return [self._loaded(plan) for plan in planned]
+
+    async def _swap(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> None:
+        operations: list[Operation] = [claimed for plan in planned for claimed in plan.claims]
+        for plan in planned:
+            if plan.location:
+                operations.append(self._pointer_operation(plan))
+                operations += [self._instant(plan, event) for event in plan.events]
+        operations += further
+        if not operations:
+            return
+        await self._parts.transact(operations)
+
+    def _pointer_operation(self, plan: PlannedCommit) -> Operation:
+        now = self._parts.clock.now_ms()
+        if plan.entry is None:
+            return CreateEntry(entry=plan.new_entry(now))
+        return SwapPointer(
+            kind=EntryKind.TABLE,
+            namespace=plan.namespace,
+            name=plan.name,
+            uuid=plan.entry.uuid,
+            expected_location=plan.entry.metadata_location,
+            new_location=plan.location,
+            now_ms=now,
+        )
+
+    def _instant(self, plan: PlannedCommit, event: CommitEvent) -> RecordInstant:
+        summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
+        if event.snapshot_id is not None:
+            recorded = event.summary
+            summary["operation"] = recorded.get("operation")
+            summary |= {key: recorded[key] for key in _SUMMARY_KEYS if key in recorded}
+        now = self._parts.clock.now_ms()
+        return self._parts.instant(
+            event.caller,
+            plan.new_entry(now),
+            "create" if plan.entry is None else "commit",
+            requested_ms=event.requested_ms,
+            snapshot_id=event.snapshot_id,
+            fingerprint=event.fingerprint,
+            summary=summary,
+        )
+
+    def _loaded(self, plan: PlannedCommit) -> LoadedTable:
+        now = self._parts.clock.now_ms()
+        if not plan.location:
+            assert plan.entry is not None
+            return LoadedTable(entry=plan.entry, metadata=plan.metadata)
+        if plan.location.endswith(".gz.metadata.json"):
+            self._parts.documents.render(plan.location, plan.metadata, "all")
+        else:
+            self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
+        if plan.forgotten:
+            shared = partial(self._has_another_name, plan.uuid)
+            self._cleanup.remove(plan.forgotten, unless=shared)
+        entry = plan.new_entry(now)
+        if plan.entry is not None:
+            entry = msgspec.structs.replace(
+                entry,
+                version=plan.entry.version + 1,
+                previous_location=plan.entry.metadata_location,
+                created_ms=plan.entry.created_ms,
+            )
+        return LoadedTable(entry=entry, metadata=plan.metadata)
+
+    async def _has_another_name(self, uuid: str) -> bool:
+        """Whether another name refers to the table, which may still need the files."""
+        return await self._parts.store.names_of(uuid) > 1
+
+
+@contextlib.asynccontextmanager
+async def open_publisher(parts: CatalogContext) -> AsyncIterator[Publisher]:
+    """Waits for the deletion of metadata files on exit."""
+    publisher = Publisher(parts)
+    try:
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+def moved_on(namespace: NamespacePath, name: str) -> CommitUnknown:
+    """For a commit that succeeded on a table that the name no longer refers to. After a 404 or 409 clients would delete
+    files that the dropped or renamed table still uses."""
+    return CommitUnknown(
+        f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
+    )

@@ -1,0 +1,1 @@
+"""Snapshots from changes: manifests, manifest lists and summaries."""

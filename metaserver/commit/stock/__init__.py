@@ -1,0 +1,1 @@
+"""Commits by updates and requirements, as stock engines send them."""

@@ -1,0 +1,257 @@
+"""Stock commits: the updates and requirements of the REST specification, for one table or several.
+
+Optimistic: applies the updates to the current metadata and publishes the result; after a lost race, tries again. A
+commit that adds a snapshot and was applied before gets the first outcome again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.ownership.own_files import check_added
+from seamark.metaserver.catalog.pointers import (
+    check_name_free,
+    check_uuid,
+    checked_folder,
+    is_derived,
+    table_uuid,
+    uuid_of,
+)
+from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
+from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, moved_on
+from seamark.metaserver.commit.stock.rebase import Rebased, rebase, requested_append
+from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, NotFound, RequestError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.requirements import check_requirements
+from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.metaserver.store.port import EntryKind, Instant, NamespacePath, Operation
+from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """The parts of a commit that all attempts share."""
+
+    caller: Caller
+    changes: Sequence[TableChange]
+    single: bool
+    requested_ms: int
+    fingerprint: str | None
+
+
+class Repeat(Exception):
+    """This commit was applied before. Carries its outcome, which is empty for a transaction."""
+
+    def __init__(self, outcome: list[LoadedTable]) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class StockCommits:
+    def __init__(self, catalog: Catalog, publisher: Publisher) -> None:
+        self._parts = catalog.parts
+        self._tables = catalog.tables
+        self._plans = catalog.plan_tables
+        self.publisher = publisher
+
+    async def commit_table(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        requirements: list[dict[str, Any]],
+        updates: list[dict[str, Any]],
+    ) -> LoadedTable:
+        """See `commit`."""
+        change = TableChange(namespace=namespace, name=name, requirements=requirements, updates=updates)
+        check_name(name, "table name")
+        await self._plans.before_commit([change])
+        return (await self.commit(caller, [change], single=True))[0]
+
+    async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
+        """See `commit`. All pointers move in one transaction of the store."""
+        if not changes:
+            raise BadRequest("table-changes is empty; it needs at least one change")
+        for change in changes:
+            check_changeable(check_name(change.name, "table name"))
+        await self._plans.before_commit(changes)
+        await self.commit(caller, changes, single=False)
+
+    async def after_commit(
+        self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
+    ) -> LoadedTable:
+        """The current table, for a commit that succeeded and whose metadata file was deleted since.
+
+        CommitUnknown (`moved_on`) when the name refers to no table, or to another than `requirements` demand.
+        """
+        uuids = {check.get("uuid") for check in requirements if check.get("type") == "assert-table-uuid"}
+        try:
+            loaded = await self._tables.load(namespace, name)
+        except NotFound:
+            pass
+        else:
+            assert loaded.entry is not None
+            if uuids <= {loaded.entry.uuid}:
+                return loaded
+        raise moved_on(namespace, name)
+
+    async def commit(self, caller: Caller, changes: Sequence[TableChange], *, single: bool) -> list[LoadedTable]:
+        """Commits all changes or none. `single`: the idempotent answer is that of the table, not an empty 204.
+
+        CommitConflict when a requirement fails or every swap was lost; NoSuchTable; AlreadyExists when a created name
+        exists; BadRequest for updates that cannot be applied; CommitUnknown when the outcome is unknown.
+        """
+        # All commits sort in the same order, so that no two transactions deadlock on rows.
+        changes = sorted(changes, key=lambda change: (change.namespace, change.name))
+        names = [(change.namespace, change.name) for change in changes]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise BadRequest(f"The transaction has two changes for {show(*twice)}; merge them")
+        async with self.publisher.lock_all(names):
+            try:
+                return await self._attempts(
+                    _Request(caller, changes, single, self._parts.clock.now_ms(), fingerprint(changes))
+                )
+            except Repeat as repeat:
+                return repeat.outcome
+
+    async def _attempts(self, request: _Request) -> list[LoadedTable]:
+        retries = self._parts.settings.commit_retries
+        for attempt in range(retries + 1):
+            if attempt:
+                await self._parts.back_off(attempt)
+            try:
+                planned = [await self._plan(request, change) for change in request.changes]
+                try:
+                    return await self.publisher.publish_all(planned, self._remember(request, planned))
+                except CommitConflict:
+                    if attempt == retries:
+                        raise
+            except (CommitConflict, RequestError):
+                await self._raise_if_repeat(request)
+                raise
+        raise AssertionError("the loop returns or raises")
+
+    def _remember(self, request: _Request, planned: list[PlannedCommit]) -> list[Operation]:
+        single = request.single
+        location = (planned[0].location or _location(planned[0])) if single else None
+        return self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
+
+    async def _plan(self, request: _Request, change: TableChange) -> PlannedCommit:
+        creates = is_create(change)
+        entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is None and not creates:
+            raise NoSuchTable(f"Table does not exist: {show(change.namespace, change.name)}")
+        if entry is None:
+            check_new_name(change.name, "table name")
+            await check_name_free(self._parts, change.namespace, change.name)
+        base = await self._parts.documents.table(entry.metadata_location) if entry else None
+        if entry is not None and base is not None:
+            check_uuid(entry, base)
+        files: Sequence[tuple[str, bytes]] = ()
+        requested: TableChange | None = change
+        try:
+            check_requirements(base, change.requirements)
+            metadata = self._apply(base, change.updates)
+        except CommitConflict:
+            if base is not None:
+                await check_added(self._parts, request.caller, uuid_of(entry, base), base, base, change)
+            requested, rebased = None, await self._rebase(request, change, base)
+            if rebased is None:
+                raise
+            change = msgspec.structs.replace(change, updates=rebased.updates)
+            metadata, files = self._apply(base, change.updates), rebased.files
+        if base is None and is_derived(table_uuid(metadata)):
+            raise BadRequest(f"The UUID {metadata.table_uuid} has version 5; choose a random UUID (version 4)")
+        if base is None and await self._parts.is_uuid_taken(table_uuid(metadata)):
+            raise BadRequest(f"A table with the UUID {metadata.table_uuid} exists already; stage the table again")
+        plan = await self.publisher.prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
+        if requested is not None:
+            await check_added(self._parts, request.caller, uuid_of(entry, metadata), base, metadata, requested)
+        plan.events, plan.files = [_commit_event(request, change)], files
+        return plan
+
+    def _apply(self, base: TableMetadata | None, updates: list[dict[str, Any]]) -> TableMetadata:
+        clock = self._parts.clock
+        return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
+
+    async def _rebase(self, request: _Request, change: TableChange, base: TableMetadata | None) -> Rebased | None:
+        """Rebases a refused append onto the new head, if the table has that enabled (`rebase.py`)."""
+        append = requested_append(base, change) if base is not None and request.single else None
+        if base is None or append is None:
+            return None
+        # The refusal may mean that the append was applied already; its snapshot may even have expired since.
+        await self._raise_if_repeat(request)
+        return await rebase(self._parts, checked_folder(self._parts, base.location, base.properties), base, append)
+
+    async def _raise_if_repeat(self, request: _Request) -> None:
+        """Raises Repeat with the first outcome, when the refused commit was applied before and its reply was lost.
+
+        After a 4xx the client would delete files that are live.
+        """
+        if request.fingerprint is None:
+            return
+        change = next(change for change in request.changes if _adds_snapshot(change))
+        # The UUIDs in the change count, too: the table may have been renamed or dropped since.
+        uuids = [named.get("uuid") for named in change.requirements if named.get("type") == "assert-table-uuid"][:1]
+        uuids += [named.get("uuid") for named in change.updates if named.get("action") == "assign-uuid"][:1]
+        entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is not None:
+            uuids.append(entry.uuid)
+        for uuid in dict.fromkeys(text for text in uuids if isinstance(text, str)):
+            instant = await self._parts.store.instant_by_fingerprint(uuid, request.fingerprint)
+            if instant is not None:  # the transaction is atomic, so one table proves it for all
+                raise Repeat([await self._outcome(change, instant)] if request.single else [])
+
+    async def _outcome(self, change: TableChange, instant: Instant) -> LoadedTable:
+        """The outcome of the first commit. CommitUnknown when the name no longer refers to that table."""
+        entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+        if entry is None or entry.uuid != instant.uuid:
+            raise moved_on(change.namespace, change.name)
+        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
+        try:
+            metadata = await self._parts.documents.table(then.metadata_location)
+        except NotFound:  # dropped from the metadata log; the current metadata contains the commit
+            then, metadata = entry, await self._parts.documents.table(entry.metadata_location)
+        return LoadedTable(entry=then, metadata=metadata)
+
+
+def is_create(change: TableChange) -> bool:
+    """Whether the commit creates the table. The other requirements are checked later."""
+    return any(requirement.get("type") == "assert-create" for requirement in change.requirements)
+
+
+def fingerprint(changes: Sequence[TableChange]) -> str | None:
+    """Identifies a commit that can be applied only once, because it adds a snapshot (snapshot ids are unique)."""
+    if not any(_adds_snapshot(change) for change in changes):
+        return None
+    content: Any = changes[0].updates
+    if len(changes) > 1:
+        content = [(change.namespace, change.name, change.updates) for change in changes]
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+def _commit_event(request: _Request, change: TableChange) -> CommitEvent:
+    added = [update.get("snapshot") or {} for update in change.updates if update.get("action") == "add-snapshot"]
+    snapshot = added[-1] if added else {}
+    return CommitEvent(
+        caller=request.caller,
+        requested_ms=request.requested_ms,
+        snapshot_id=snapshot.get("snapshot-id"),
+        summary=snapshot.get("summary") or {},
+        updates=tuple(str(update.get("action")) for update in change.updates),
+        fingerprint=request.fingerprint,
+    )
+
+
+def _adds_snapshot(change: TableChange) -> bool:
+    return any(update.get("action") == "add-snapshot" for update in change.updates)
+
+
+def _location(plan: PlannedCommit) -> str:
+    assert plan.entry is not None
+    return plan.entry.metadata_location

@@ -1,1 +1,0 @@
-"""Commits of changes: creates a snapshot from added, removed and read files on the current head of a branch."""
