@@ -98,7 +98,8 @@ class Served:
         """Waits until each worker has logged the text."""
         until = time.monotonic() + 60
         while self.log.read_bytes().count(text) < self.workers:
-            assert time.monotonic() < until and self.process.poll() is None, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.1)
 
 
