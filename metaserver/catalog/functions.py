@@ -104,9 +104,9 @@ class Functions:
             )
         body = encode_json(document)
         action = "create" if current is None else "replace"
+        claimed = await claim_folder(self._parts, entry, folder, fresh=current is None)
         try:
             await self._parts.objects.create(location, body)
-            claimed = await claim_folder(self._parts, entry, folder, fresh=current is None)
             await self._parts.transact(
                 [claimed, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
             )

@@ -83,12 +83,14 @@ class Tables:
         document, suffix = compress(codec, encode_table(metadata))
         location = metadata_location(self._parts, metadata.location, metadata.properties, None, suffix)
         entry = created_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
+        claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
+        allowed = await allow(self._parts, caller, entry.uuid, metadata.properties, {})
         try:
             await self._parts.objects.create(location, document)
             await self._parts.transact(
                 [
-                    await claim(self._parts, caller, metadata, entry, fresh=True),
-                    *await allow(self._parts, caller, entry.uuid, metadata.properties, {}),
+                    claimed,
+                    *allowed,
                     CreateEntry(entry=entry),
                     self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
                     *self._parts.remember(caller, status=200, metadata_location=location),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,76 @@ async def test_the_same_requests_work_while_metadata_are_as_they_were_written(tm
             await _forged(world, path)
         answer = await _try(world, way, own)
         assert answer.status < 300, answer.raw
+
+
+PATHS = (
+    "write.metadata.path",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("write.data.path", "write.object-storage.path")),
+)
+MOVES: dict[str, Callable[[dict[str, str]], tuple[str, str, Any]]] = {
+    "a table": lambda paths: ("POST", f"{NAMES}/tables", {"name": "n", "schema": SCHEMA, "properties": paths}),
+    "a staged table": lambda paths: (
+        "POST",
+        f"{NAMES}/tables/s",
+        {"requirements": [{"type": "assert-create"}], "updates": [*_CREATION, _set(paths)]},
+    ),
+    "a view": lambda paths: (
+        "POST",
+        f"{NAMES}/views",
+        {"name": "n", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": paths},
+    ),
+    "a commit": lambda paths: ("POST", f"{NAMES}/tables/t", {"requirements": [], "updates": [_set(paths)]}),
+    "a view's commit": lambda paths: ("POST", f"{NAMES}/views/v", {"requirements": [], "updates": [_set(paths)]}),
+}
+_CREATION: list[dict[str, Any]] = [
+    {"action": "assign-uuid", "uuid": "7d1ba4c5-3f0a-4a61-9a0a-5b6f0f6f2f10"},
+    {"action": "upgrade-format-version", "format-version": 2},
+    {"action": "add-schema", "schema": SCHEMA, "last-column-id": 4},
+    {"action": "set-current-schema", "schema-id": -1},
+    {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+    {"action": "set-default-spec", "spec-id": -1},
+    {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+    {"action": "set-default-sort-order", "sort-order-id": -1},
+    {"action": "set-location", "location": "OWN-staged"},
+]
+
+
+def _set(properties: dict[str, str]) -> dict[str, Any]:
+    return {"action": "set-properties", "updates": properties}
+
+
+@pytest.mark.parametrize("way", MOVES)
+@pytest.mark.parametrize("name", PATHS)
+async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_path: Path, way: str, name: str) -> None:
+    """The table was moved out of the attacker's namespace, so that the path is still below the namespace's folder."""
+    async with open_world(tmp_path, random.Random(9)) as world:
+        own = await _attackers_own(world)
+        before = await world.fingerprint()
+        for place, status in ((world.hints["moved location"][0], 400), (f"{own}-more", 200)):
+            world.touched.clear()
+            method, path, body = MOVES[way]({name: place})
+            text = json.dumps(body).replace("OWN", own)
+            answer = await world.ask("mallory", method, path, json.loads(text))
+            assert answer.status == status, answer.raw
+            assert not world.touched_of_victim()
+        assert await world.fingerprint() == before
+
+
+async def test_no_file_is_written_for_the_uuid_of_another_table(tmp_path: Path) -> None:
+    async with open_world(tmp_path, random.Random(10)) as world:
+        own = await _attackers_own(world)
+        for uuid, location in (
+            (world.hints["uuid"][0], world.hints["location"][0]),
+            (world.hints["moved uuid"][0], world.hints["moved location"][0]),
+            (world.hints["moved uuid"][0], f"{own}-staged"),
+        ):
+            world.touched.clear()
+            method, path, body = MOVES["a staged table"]({})
+            body["updates"] = [
+                {**_CREATION[0], "uuid": uuid},
+                *_CREATION[1:-1],
+                {**_CREATION[-1], "location": location},
+            ]
+            answer = await world.ask("mallory", method, path, body)
+            assert answer.status in (400, 403), answer.raw
+            assert not world.touched

@@ -276,6 +276,7 @@ def test_places_and_bytes_come_back_whatever_happened() -> None:
     with pytest.raises(TooManyRequests):
         place.keep(1)
     others = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
+    others[0].keep(0)  # of an empty body
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()

@@ -116,6 +116,8 @@ class RequestSlot:
 
     def keep(self, size: int) -> None:
         """Accounts further bytes of the body, until the answer."""
+        if not size:  # an entry of zero bytes would never be released
+            return
         self._bounds.bodies.take(self._holder, size)
         self._bytes += size
 

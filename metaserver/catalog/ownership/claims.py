@@ -47,8 +47,11 @@ async def claim(
     fresh: bool = False,
     returns: bool = False,
 ) -> ClaimLocations:
-    """The operation by which a table or view with this metadata, as `entry` will name it, claims its places. `fresh`:
-    its UUID is a new one. `returns`: it may be that of something dropped."""
+    """The operation by which a table or view with this metadata, as `entry` will name it, claims its locations.
+
+    To be called before any file is written to them. `fresh`: its UUID is new. `returns`: the UUID may be that of a
+    dropped entry. BadRequest for a location that overlaps a location of another entry.
+    """
     wanted = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
     common = caller.confined_to is None
     for name in PATH_PROPERTIES:
@@ -59,13 +62,41 @@ async def claim(
     wanted.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
     locations = await asyncio.to_thread(_outermost, wanted)
     await check_known(parts, (each.key for each in locations), entry.uuid)
-    return ClaimLocations(
+    operation = ClaimLocations(
         uuid=entry.uuid,
         locations=locations,
         fresh=fresh,
         namespace=entry.namespace,
         name=entry.name,
         returns=returns,
+    )
+    if not returns:  # nothing is written for what returns
+        await _check_free(parts, operation)
+    return operation
+
+
+async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
+    """BadRequest for a UUID or a location of another entry, so that no file is written before the transaction, which
+    checks again."""
+    own = {found.location for found in await parts.store.claims(operation.uuid) if not found.allowed}
+    if operation.fresh and own:
+        raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
+    named = (operation.namespace, operation.name) if operation.name else None
+    for each in operation.locations:
+        if not own.isdisjoint(with_folders(each.key)):
+            continue
+        for found in await parts.store.claims_overlapping([each.key], operation.uuid, 1):
+            if each.shared and found.shared:
+                continue
+            if found.location == each.key and named and await parts.store.gave_up(found.uuid, *named):
+                continue
+            raise _taken(each.what, each.shown)
+
+
+def _taken(what: str, location: str) -> BadRequest:
+    return BadRequest(
+        f"{what} {location!r} overlaps the files of another table, view or function; choose another, or omit it, "
+        "and the server chooses one. A dropped entry keeps its location until it is purged or its retention ends"
     )
 
 
@@ -80,7 +111,9 @@ async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fres
     """As `claim`, of a function."""
     locations = await asyncio.to_thread(_outermost, [ClaimedLocation(key=folder, shown=folder)])
     await check_known(parts, (each.key for each in locations), entry.uuid)
-    return ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
+    operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
+    await _check_free(parts, operation)
+    return operation
 
 
 async def check_unclaimed(
@@ -88,10 +121,7 @@ async def check_unclaimed(
 ) -> None:
     """BadRequest where the location overlaps a place of another than `uuid`. The transaction checks again."""
     if await _is_taken(parts, location, named, uuid):
-        raise BadRequest(
-            f"{what} {location!r} overlaps the files of another table, view or function; choose another, or omit it, "
-            "and the server chooses one. A dropped entry keeps its location until it is purged or its retention ends"
-        )
+        raise _taken(what, location)
 
 
 async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
