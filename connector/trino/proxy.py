@@ -285,7 +285,9 @@ class Proxy:
         """Sends the statement unchanged. `told` is logged, and is sent to the client if there is no `header`."""
         self._counts.statements.labels(outcome).inc()
         says = {PLAN_HEADER: header or told}
-        return await self._forwarder.forward(request, candidates, target, body, told=says, passing=passing), told
+        return await self._forwarder.forward(
+            request, candidates, target, body, extra_headers=says, passing=passing
+        ), told
 
     async def _past_queue(
         self,
