@@ -4,8 +4,8 @@ Decoding releases the GIL for most of its time, but the rest limits threads to a
 process has its own GIL, but takes a quarter of a second to start, which only a load of many manifests justifies.
 Processes start while threads already decode, and end after the load.
 
-A process produces the same bytes. If none can be started, or one dies, the thread decodes itself. No process outlives
-this one, because each ends with its standard input.
+A process produces the same bytes. If none can be started, or one dies, the thread decodes itself. Each process ends
+when its standard input ends, so no process outlives its parent.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
 field id, so that renames do not affect it. A name with a space, comma, backtick, parenthesis or equals sign is quoted
-in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older ones, the newest
+in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older schemas, newest
 first, as in filters.
 
 Results of the transforms for values that are not null (null stays null):
