@@ -56,7 +56,8 @@ class Dropped:
     async def restore(
         self, caller: Caller, dropped_id: str, namespace: NamespacePath | None, name: str | None
     ) -> Entry:
-        """Restores it under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after its retention."""
+        """Restores an entry under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after the
+        retention."""
         requested_ms = self._parts.clock.now_ms()
         row = await self.get(dropped_id)
         if row.expires_ms <= requested_ms:

@@ -62,7 +62,7 @@ class Functions:
     async def put(
         self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
     ) -> LoadedFunction:
-        """Creates or replaces. BadRequest for an invalid document, or one that changes the function's UUID."""
+        """Creates or replaces a function. BadRequest for an invalid document, or one that changes the UUID."""
         requested_ms = self._parts.clock.now_ms()
         check_name(name, "function name")
         try:
@@ -104,11 +104,11 @@ class Functions:
             )
         body = encode_json(document)
         action = "create" if current is None else "replace"
-        claimed = await claim_folder(self._parts, entry, folder, fresh=current is None)
+        claim = await claim_folder(self._parts, entry, folder, fresh=current is None)
         try:
             await self._parts.objects.create(location, body)
             await self._parts.transact(
-                [claimed, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
+                [claim, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
             )
         except CommitUnknown:
             raise
@@ -119,7 +119,7 @@ class Functions:
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
-        """Without undrop: a function is one small document, and a put restores it."""
+        """Drops a function. There is no undrop: a function is one small document, and a put restores it."""
         requested_ms = self._parts.clock.now_ms()
         entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
         drop = DropEntry(

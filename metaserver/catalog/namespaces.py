@@ -76,9 +76,9 @@ class Namespaces:
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
     ) -> PropertyChanges:
         """Unprocessable when a key is both set and removed. A lost race is retried on the new properties."""
-        both = sorted(set(removals) & set(updates))
-        if both:
-            raise Unprocessable(f"Keys in both removals and updates: {', '.join(both)}; name each key once")
+        contradictory = sorted(set(removals) & set(updates))
+        if contradictory:
+            raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
         check_client_properties(updates, "A namespace")
         if "location" in updates:
             await self._parts.check_location(caller, updates["location"], "The namespace's location")
