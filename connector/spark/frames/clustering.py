@@ -106,24 +106,30 @@ def cluster(
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    wanted = wanted_of(opened, names, TRUE)
-    attributes = Attributes(by, _reached(client, by, joins or {}), wanted.arrow)
+    read_plan = wanted_of(opened, names, TRUE)
+    attributes = Attributes(by, _reached(client, by, joins or {}), read_plan.arrow)
     tasks = list(plan(client, opened))
     if not tasks:
         return WriteReport(0, 0, 0, 0, (), None)
-    given = _frame(spark, tasks)
+    task_frame = _frame(spark, tasks)
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count(target, size_bytes, target_file_bytes)
-    rows, sample = _sample(given, wanted, target, attributes, count, sum(task.records for task in tasks))
+    rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
     target = replace(target, properties={**target.properties, TARGET_BYTES: str(_FILE_BYTES_MAX)})
-    work = ClusterTask.of(Clustering.of(attributes, sample, curve), sample, wanted, target, rows, count, _cores(spark))
-    written = _written(given, work)
+    work = ClusterTask.of(
+        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark)
+    )
+    written = _written(task_frame, work)
     if written.rows != rows:
         written.discard(target.storage)
         raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
     written = written.with_allowed_indexes(target.storage)
-    told = {"engine-name": "spark", "engine-version": spark.version, "clustered-by": f"{curve}({', '.join(by)})"}
-    body = {**_body(opened, tasks, written, branch), "summary": {**told, **(summary or {})}}
+    full_summary = {
+        "engine-name": "spark",
+        "engine-version": spark.version,
+        "clustered-by": f"{curve}({', '.join(by)})",
+    }
+    body = {**_body(opened, tasks, written, branch), "summary": {**full_summary, **(summary or {})}}
     answer = commit(client, table, body, partial(written.discard, target.storage))
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
@@ -177,19 +183,19 @@ def _frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
     """A row, and a partition, for the files of each Spark task."""
     size_bytes = sum(task.size_bytes for task in tasks)
     parts = min(len(tasks), max(_TASKS_A_CORE * _cores(spark), -(-size_bytes // _READ_BYTES)))
-    given = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
-    return spark.createDataFrame(spark.sparkContext.parallelize(given, parts), _GIVEN)
+    pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
+    return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _GIVEN)
 
 
-def _read(wanted: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for pickled in batch.column(0):
-            yield from TaskReader(wanted, storage, threads=False).read_all(pickle.loads(pickled.as_py()))  # noqa: S301
+            yield from TaskReader(read_plan, storage, threads=False).read_all(pickle.loads(pickled.as_py()))  # noqa: S301
 
 
 def _sample(
-    given: DataFrame,
-    wanted: ReadPlan,
+    task_frame: DataFrame,
+    read_plan: ReadPlan,
     target: WriteTarget,
     attributes: Attributes,
     files: int,
@@ -197,30 +203,32 @@ def _sample(
 ) -> tuple[int, pa.Table]:
     """The number of rows, and a sample of the columns that keys are computed from."""
     whole = target.spec.fields or not attributes.columns  # partition values need the other columns
-    narrow = wanted if whole else replace(wanted, names=tuple(attributes.columns))
-    few = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
-    results = results_of(given.mapInArrow(partial(_sampled, narrow, target.storage, few / max(1, records)), RESULT))
+    narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
+    sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
+    results = results_of(
+        task_frame.mapInArrow(partial(_sampled, narrow, target.storage, sample_rows / max(1, records)), RESULT)
+    )
     parts = [pa.ipc.open_stream(result).read_all() for result in results]
     rows = sum(int(part.schema.metadata[b"rows"]) for part in parts)
     return rows, pa.concat_tables([part.replace_schema_metadata(None) for part in parts]).combine_chunks()
 
 
 def _sampled(
-    wanted: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
+    read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Deterministic: the reader returns the rows of a task in the same order each time."""
-    given = list(batches)
+    batch_list = list(batches)
     draw = np.random.default_rng(
-        zlib.crc32(b"".join(pickled.as_py() for batch in given for pickled in batch.column(0)))
+        zlib.crc32(b"".join(pickled.as_py() for batch in batch_list for pickled in batch.column(0)))
     )
     rows, taken = 0, []
-    for batch in _read(wanted, storage, given):
+    for batch in _read(read_plan, storage, batch_list):
         rows += batch.num_rows
         taken.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
     sink = pa.BufferOutputStream()
-    schema = wanted.arrow.with_metadata({"rows": str(rows)})
+    schema = read_plan.arrow.with_metadata({"rows": str(rows)})
     with pa.ipc.new_stream(sink, schema) as stream:
-        stream.write_table(pa.Table.from_batches(taken, wanted.arrow).replace_schema_metadata(schema.metadata))
+        stream.write_table(pa.Table.from_batches(taken, read_plan.arrow).replace_schema_metadata(schema.metadata))
     yield result_of(sink.getvalue().to_pybytes())
 
 
@@ -229,7 +237,7 @@ class ClusterTask:
     """The parameters of the second job's tasks. Picklable."""
 
     clustering: Clustering
-    wanted: ReadPlan
+    read_plan: ReadPlan
     target: WriteTarget
     tasks: int
     cuts: npt.NDArray[np.bytes_]
@@ -240,14 +248,16 @@ class ClusterTask:
     def of(
         clustering: Clustering,
         sample: pa.Table,
-        wanted: ReadPlan,
+        read_plan: ReadPlan,
         target: WriteTarget,
         rows: int,
         files: int,
         cores: int,
     ) -> ClusterTask:
         tasks = min(files, max(_TASKS_A_CORE * cores, -(-rows // TASK_ROWS)))
-        work = ClusterTask(clustering, wanted, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)))
+        work = ClusterTask(
+            clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files))
+        )
         return replace(work, cuts=cuts(ordered(work.keys(sample)), tasks))
 
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
@@ -263,7 +273,7 @@ class ClusterTask:
 
 
 def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
-    fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.wanted).items()]
+    fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.read_plan).items()]
     own = [spark_types.BinaryType(), spark_types.IntegerType()]
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
     keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
@@ -272,27 +282,29 @@ def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
     return WrittenFiles.joined(decoded(result) for result in results)
 
 
-def _spark_types(wanted: ReadPlan) -> dict[str, spark_types.DataType]:
+def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
     """BadRequest for a column without a Spark type."""
     try:
-        kinds = {field.name: spark_type(field.type) for field in (*wanted.fields, *wanted.lineage)}
+        kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     except ValueError as error:
         raise BadRequest(f"The table cannot be clustered: {error}") from None
-    return {name: kinds[name] for name in wanted.names}
+    return {name: kinds[name] for name in read_plan.names}
 
 
 def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    wanted = work.wanted
-    converts = {field.name: for_spark(field.type) for field in (*wanted.fields, *wanted.lineage)}
-    for batch in _read(wanted, work.target.storage, batches):
+    read_plan = work.read_plan
+    converts = {field.name: for_spark(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
+    for batch in _read(read_plan, work.target.storage, batches):
         keys = work.keys(batch)
         binary = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), [None, pa.py_buffer(keys.tobytes())])
         tasks = np.searchsorted(work.cuts, ordered(keys), "right").astype(np.int32)
         columns = [
             column if (convert := converts[name]) is None else convert(column)
-            for name, column in zip(wanted.names, batch.columns, strict=True)
+            for name, column in zip(read_plan.names, batch.columns, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays([*columns, binary.cast(pa.binary()), pa.array(tasks)], [*wanted.names, *_OWN])
+        yield pa.RecordBatch.from_arrays(
+            [*columns, binary.cast(pa.binary()), pa.array(tasks)], [*read_plan.names, *_OWN]
+        )
 
 
 def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -321,7 +321,7 @@ class _Rows(msgspec.Struct, frozen=True):
     @staticmethod
     def of(rows: FoundRows) -> _Rows:
         positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
-        return _Rows(dict(rows.task.file), [dict(one) for one in rows.task.deletes], positions)
+        return _Rows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
 
     def found(self) -> FoundRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)

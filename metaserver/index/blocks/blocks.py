@@ -83,7 +83,7 @@ class Blocks:
                     tasks = [group.create_task(self._load_block(manifest)) for manifest in absent]
             loaded = dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # of several broken files, one is reported
+            raise errors.exceptions[0] from None  # reports the first of several damaged files
         finally:
             # The error's traceback references this frame, and a task the error: a cycle that would keep other blocks
             # alive.

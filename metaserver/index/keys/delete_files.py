@@ -184,7 +184,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
-    # Each position once, although merged files may repeat one.
+    # Each position once: merged files may repeat a position.
     first = np.ones(len(rows), dtype=np.bool_)
     first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
     codes, rows = codes[first], rows[first]
