@@ -137,7 +137,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", list(SHAPES)[:3])
+@pytest.mark.parametrize("shape", ["bucketed", pytest.param("by reading", marks=pytest.mark.slow), "by record index"])
 def test_a_table_is_at_every_snapshot_what_its_history_says(
     rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +260,7 @@ def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_the
 
 @pytest.mark.parametrize(
     ("version", "row_mode"),
-    [pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow), (3, MERGE_ON_READ), (3, COPY_ON_WRITE)],
+    [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
 )
 def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     rig: Rig, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
@@ -278,7 +278,7 @@ def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     assert rig.held(table) == {}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
     rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +303,10 @@ def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
         assert len(vectors) == len(set(vectors)) >= 4
 
 
-@pytest.mark.parametrize("spec", ["PARTITIONED BY (bucket(2, id))", "PARTITIONED BY (day, truncate(2, s))"])
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param("PARTITIONED BY (bucket(2, id))", marks=pytest.mark.slow), "PARTITIONED BY (day, truncate(2, s))"],
+)
 def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> None:
     table = f"everything_{len(spec)}"
     columns = (
@@ -579,8 +582,18 @@ def test_columns_that_are_not_there_are_told_before_any_row_is_looked_at(rig: Ri
 # Read-modify-write, keys by name, and what the driver refuses
 
 
-@pytest.mark.parametrize("how", [{}, TASKS], ids=["by the driver", "by tasks"])
-@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize(
+    ("row_mode", "how"),
+    [
+        pytest.param(mode, how, id=f"{mode}, by {'tasks' if how else 'the driver'}", marks=marks)
+        for mode, how, marks in (
+            (MERGE_ON_READ, {}, ()),
+            (COPY_ON_WRITE, TASKS, ()),
+            (MERGE_ON_READ, TASKS, pytest.mark.slow),
+            (COPY_ON_WRITE, {}, pytest.mark.slow),
+        )
+    ],
+)
 def test_rows_that_changed_since_they_were_read_are_left_alone(rig: Rig, row_mode: str, how: dict[str, Any]) -> None:
     table = f"counted_{row_mode.replace('-', '_')}_{len(how)}"
     rig.create(table, BUCKETS)

@@ -197,7 +197,7 @@ def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     return written
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_spark_and_we_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
     name = f"turns{version}"
     lake.sql(
