@@ -26,7 +26,7 @@ from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import Grant
 from tests.api.client import Api, set_properties
-from tests.api.planned import append, tens
+from tests.api.plans.planned import append, tens
 from tests.server.rig import Running
 from tests.services.seamark import Seamark
 

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from bench.ssb.queries import QUERIES
-from tests.connector.trino.statements import Statements
+from tests.connector.trino.statements.statements import Statements
 from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
 from tests.services.trino import NEEDS_TRINO
 from tests.services.trino_lake import TrinoLake

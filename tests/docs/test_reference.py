@@ -15,7 +15,7 @@ from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.migrations import MIGRATIONS
 from seamark.metaserver.store.port import EntryKind, Instant, InstantState
 from seamark.metaserver.timeline.webhooks import cloud_event, instant_json
-from tests.api.standard import operations
+from tests.api.rest.standard import operations
 from tests.docs.pages import REPO, Page
 from tests.docs.reference import PAGES, REFERENCE, served_operations
 from tests.rck.kit import DISABLED_BY_THE_KIT

@@ -16,8 +16,8 @@ from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.spark import Through, cluster, write
+from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
 from tests.engines.tables import SparkTables
-from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
 
 pytestmark = [
     pytest.mark.spark,

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.catalog.appender import Row, local, read_list, read_snapshot
 from tests.engines.conftest import rows
-from tests.faults.http import Client
+from tests.faults.rigs.http import Client
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 

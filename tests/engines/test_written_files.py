@@ -42,7 +42,7 @@ from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, wr
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import decode
-from tests.connector import typed
+from tests.connector.read import typed
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog

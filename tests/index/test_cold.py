@@ -25,7 +25,7 @@ from seamark.metaserver.index.kinds.questions import Question
 from seamark.metaserver.index.kinds.record import RecordQuestion
 from seamark.metaserver.index.kinds.sparse import SparseMemory
 from seamark.metaserver.store.port import RegisteredIndexFile
-from tests.index.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
+from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
 
 LOCATION = "file:///t/index.puffin"
 BUILD: dict[str, Any] = {

@@ -32,7 +32,7 @@ from seamark.metaserver.server import housekeeping_round
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.port import CreateEntry, DropEntry, DroppedEntry, Entry, EntryKind
 from tests.api.client import Api
-from tests.api.test_lookups import ask, two_files
+from tests.api.indexes.test_lookups import ask, two_files
 from tests.server.rig import Running, running
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
