@@ -26,8 +26,8 @@ from seamark.metaserver.api.http.slots import Bound, Bounds, RequestSlot, Turns
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.server.rig import Running, running
 from tests.server.test_connections import Wire
 from tests.waits import until

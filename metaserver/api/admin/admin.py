@@ -20,7 +20,8 @@ from seamark.metaserver.api.http.paging import PAGING, page_schema, paging
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
+from seamark.metaserver.store.model import AuditRecord, Grant, Token
+from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.wire import check_name, parse_namespace
 
 _NAMES = {"type": "array", "items": {"type": "string"}, "description": "The levels; none for the whole catalog."}

@@ -33,7 +33,7 @@ from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id
 from seamark.metaserver.index.files.registration import read_index_file
-from seamark.metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
 from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8

@@ -13,7 +13,7 @@ from seamark.metaserver.api.http.paging import PAGING, page_schema, paging
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, allow_somewhere, caller, path_name, path_namespace, read_body
 from seamark.metaserver.catalog.dropped import no_such_dropped
-from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, MetricsReport
 from seamark.metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
 
 _ENTRY: dict[str, Any] = {

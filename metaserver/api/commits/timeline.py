@@ -24,15 +24,8 @@ from seamark.metaserver.api.http.paging import page_size
 from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, may_do, may_see, path_name, path_namespace, recheck
 from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
-from seamark.metaserver.store.port import (
-    POSITION,
-    EntryKind,
-    Instant,
-    InstantFilter,
-    InstantState,
-    NamespacePath,
-    PointerStore,
-)
+from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, Watcher
 from seamark.metaserver.timeline.webhooks import instant_json
 from seamark.metaserver.wire import check_name, encode_json, show

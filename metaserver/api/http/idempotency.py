@@ -33,7 +33,9 @@ from seamark.metaserver.errors import (
     Unauthenticated,
     Unprocessable,
 )
-from seamark.metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdempotency
+from seamark.metaserver.store.model import IdempotencyRecord
+from seamark.metaserver.store.operations import SaveIdempotency
+from seamark.metaserver.store.port import IdempotencyTaken
 
 HEADER = "Idempotency-Key"
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)

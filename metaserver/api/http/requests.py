@@ -21,7 +21,7 @@ from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPA
 from seamark.metaserver.api.http.plan_audience import audience_of
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.errors import BadRequest, NoSuchTable
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import (
     NAMESPACE_SEPARATOR,
     check_changeable,

@@ -19,7 +19,9 @@ from seamark.metaserver.api.indexes.indexes import defined_index
 from seamark.metaserver.errors import CommitConflict, NotFound
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.kinds.kinds import parameters
-from seamark.metaserver.store.port import Instant, InstantFilter, InstantState, MoveInstant
+from seamark.metaserver.store.model import Instant, InstantState
+from seamark.metaserver.store.operations import MoveInstant
+from seamark.metaserver.store.port import InstantFilter
 
 ACTION = "indexing"
 ABANDONED_MS = 3_600_000

@@ -30,14 +30,8 @@ from seamark.metaserver.index.files.definitions import IndexDefinition, read_def
 from seamark.metaserver.index.files.headers import IndexFileSummary
 from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.port import ObjectInfo
-from seamark.metaserver.store.port import (
-    EntryKind,
-    IndexFileState,
-    Instant,
-    InstantState,
-    RecordInstant,
-    RegisteredIndexFile,
-)
+from seamark.metaserver.store.model import EntryKind, IndexFileState, Instant, InstantState, RegisteredIndexFile
+from seamark.metaserver.store.operations import RecordInstant
 from seamark.metaserver.wire import INDEX_FOLDER
 
 REASON_MAX = 1000

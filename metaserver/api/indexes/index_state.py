@@ -27,7 +27,8 @@ from seamark.metaserver.planner.indexes.coverage import FileIds, file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import Entry, InstantFilter, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.port import InstantFilter
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000

@@ -49,7 +49,7 @@ from seamark.metaserver.index.files.definitions import (
 )
 from seamark.metaserver.index.keys.terms import Term
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
-from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 COMMIT_TRIES = 8
 _LISTED_FILES_MAX = 1000

@@ -50,7 +50,7 @@ from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDele
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:

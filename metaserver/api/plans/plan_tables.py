@@ -39,7 +39,7 @@ from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry, PlanTable
+from seamark.metaserver.store.model import Entry, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER, decode_json
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Place, Reader
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import check_name, show
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from seamark.metaserver.planner.answer.partition_text import ClientDialect, dial
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
-from seamark.metaserver.store.changes import watch
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.wire import decode_json, encode_json, is_plan_name, show
 
 LONG_FILTER_BYTES = 64 << 10

@@ -12,7 +12,7 @@ from seamark.metaserver.api.http.render import json_answer
 from seamark.metaserver.api.http.requests import allow, allow_somewhere, may_see, page_query, path_namespace, read_json
 from seamark.metaserver.catalog.values import Caller, PropertyChanges
 from seamark.metaserver.errors import NoSuchNamespace
-from seamark.metaserver.store.port import Namespace
+from seamark.metaserver.store.model import Namespace
 from seamark.metaserver.wire import check_namespace, parse_namespace, show
 
 

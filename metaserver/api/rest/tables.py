@@ -38,7 +38,7 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.errors import NoSuchTable, TooLarge
 from seamark.metaserver.objects.vending import VENDED
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import is_plan_name, show
 
 
