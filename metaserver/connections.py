@@ -1,13 +1,12 @@
-"""What a connection may cost before and between its requests: the layer below the handlers, of the server and of the
-proxy before Trino.
+"""Limits of connections before and between requests, below the handlers; used by the server and by the proxy for Trino.
 
-aiohttp's protocol has one timer, for idle connections. This module adds the rest: a time limit for the header and for a
-client that does not read its answer, bounds on the header as a whole, on connections in all and per address, and
-answers of our own for what is not HTTP. With TLS, a connection counts before its handshake. At a bound, the connection
-that has waited longest without having sent a request makes room, then the one that is idle longest; requests under way
-are never cut off. So a flood of silent connections cannot keep clients out.
+aiohttp's protocol has one timer, for idle connections. This module adds time limits for the header and for a client
+that does not read its answer; size limits of the whole header; limits on the number of connections, in total and per
+address; and answers to requests that are not HTTP. With TLS, a connection counts before its handshake. At a limit, the
+connection that has waited longest without a request is closed, otherwise the connection that has been idle longest;
+requests in flight are never cut off. So a flood of silent connections cannot exclude clients.
 
-Nothing that a client sent is logged here: a header that does not parse may be a token.
+Nothing that a client sent is logged here: a header that cannot be parsed may contain a token.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ CONNECTIONS_MAX = 10_000
 _CONNECTIONS_LEAST = 4
 _NOTICE_INTERVAL_S = 10.0
 _LINGERING_S = 2.0
-"""How long the rest of a body is read and thrown away after an early answer, so that the client reads the answer."""
+"""How long the rest of a body is read and discarded after an early answer, so that the client reads the answer."""
 _LEAVING_S = 0.5
 _REMEMBERED = 256
-"""Idle connections that are found at once."""
+"""Number of idle connections that a search caches."""
 _HEADER_TOO_LARGE = "RequestHeaderFieldsTooLargeException"
 _log = structlog.get_logger("seamark.connections")
 
 
 def raise_descriptor_limit() -> int:
-    """Raises the soft limit on open files to the hard one. The limit then."""
+    """Raises the soft limit on open files to the hard limit. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -56,23 +55,23 @@ class ConnectionLimits:
     connections: int
     per_address: int
     header_bytes: int
-    """Of the request line and all headers of a request."""
+    """Maximum size of the request line and all headers of a request."""
     header_timeout_s: float
     send_timeout_s: float
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a server says where no handler does: `respond` makes an answer from status, type and message, `unreadable`
-    counts a request that is not HTTP."""
+    """Answers without a handler: `respond` makes an answer from status, type and message; `unreadable` counts a request
+    that is not HTTP."""
 
     respond: Callable[[int, str, str], web.Response]
     unreadable: Callable[[], None]
 
 
 def connections_max(limit: int, *, files_each: int, least: int) -> int:
-    """`limit`; where that is 0, so many that half of the files that this process may still open are left for the rest
-    of its work, each taking `files_each` of them. A warning where not even `least` files are free."""
+    """`limit`, if it is not 0. Otherwise the number of connections, each with `files_each` files, that take half of the
+    files that this process may still open. Logs a warning if less than `least` files are free."""
     if limit:
         return limit
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -96,7 +95,7 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
 
 
 class Connection(RequestHandler):
-    """One connection; its base reads requests and writes answers."""
+    """One connection; the base class reads requests and writes answers."""
 
     __slots__ = (
         "_guard",
@@ -110,7 +109,7 @@ class Connection(RequestHandler):
     )
 
     def __init__(self, guard: Connections, handshake: Handshake | None, **options: Any) -> None:
-        """`handshake` counts in its place until it is made."""
+        """`handshake` is counted instead of the connection until it is complete."""
         super().__init__(guard, **options)
         self._handshake = handshake
         self.address = ""
@@ -123,7 +122,7 @@ class Connection(RequestHandler):
 
     @property
     def idle_since(self) -> float | None:
-        """When the last answer went out, by the timer of the base; None while a request is under way."""
+        """The time of the last answer, by the base class's timer; None while a request is in flight."""
         waits = self._waiter is not None and not self._waiter.done()
         return self._next_keepalive_close_time if waits else None
 
@@ -171,7 +170,7 @@ class Connection(RequestHandler):
             self._arm()
 
     def _awaits_header(self) -> bool:
-        """Whether what comes next belongs to no body."""
+        """Whether the next bytes belong to a header."""
         if self._messages:
             return self._messages[-1][1].is_eof()
         return self._current_request is None or self._current_request.content.is_eof()
@@ -187,7 +186,7 @@ class Connection(RequestHandler):
             self._send_timer = None
 
     def leave_unread(self) -> None:
-        """The rest of the body is not read, not even to throw it away; the client has a moment to read the answer."""
+        """Stops reading the body, without discarding the rest; the client has a short time to read the answer."""
         self._leaving = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
@@ -199,7 +198,7 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer where none of ours was made; nothing of the exception's words, which quote the request."""
+        """The answer if no handler made one. It has no text of the exception, which may quote the request."""
         if status == 400:
             self._guard.unreadable(self, exc)
             status, kind, message = _explain(exc)
@@ -214,7 +213,7 @@ class Connection(RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What the base would log with the exception's words."""
+        """Replaces the log entry of the base class, which has the exception's text."""
         _log.error("connection failed", **_traced(kw.get("exc_info")))
 
     def _arm(self) -> None:
@@ -235,7 +234,7 @@ class Connection(RequestHandler):
         self.force_close()
 
     def _leave_header(self) -> None:
-        """What still comes is thrown away for a moment: to close with bytes unread would take the answer back."""
+        """Discards further input for a short time: a close with unread input would discard the answer."""
         self._leaving = True
         self._refuse("header too large", self._guard.too_large)
         if self._header_timer is not None:
@@ -255,8 +254,8 @@ class Connection(RequestHandler):
 
 
 class Handshake(SSLProtocol):
-    """The TLS of one connection, which counts from before its handshake: the loop's own TLS would tell of a connection
-    only when that is done, and a stranger who never begins one would keep any number of files open."""
+    """The TLS of one connection, which counts from before its handshake: the event loop's own TLS reports a connection
+    only after the handshake, so clients that never begin a handshake could keep any number of files open."""
 
     idle_since: float | None = None
 
@@ -270,7 +269,7 @@ class Handshake(SSLProtocol):
             tls,
             cast(Any, None),
             server_side=True,
-            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # of seconds, in parts too
+            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # fractions of seconds are allowed
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -293,7 +292,7 @@ class Handshake(SSLProtocol):
 
 
 class Connections(web.Server):
-    """All connections of one worker. `inner` has the handler of requests, and aiohttp's options."""
+    """All connections of one worker. `inner` has the request handler and aiohttp's options."""
 
     def __init__(
         self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
@@ -315,9 +314,10 @@ class Connections(web.Server):
         self._addresses: Counter[str] = Counter()
         self._open: set[Connection | Handshake] = set()
         self._silent: dict[Connection | Handshake, None] = {}
-        """Those that have not sent a request yet, oldest first."""
+        """Connections that have not sent a request, oldest first."""
         self._idle: dict[str | None, deque[tuple[float, Connection | Handshake]]] = {}
-        """Of an address, None for all: some that have been idle for longest, with the time since."""
+        """Some of the longest idle connections of an address (None: of all addresses), with the start of the idle
+        time."""
         self._notices: dict[str, tuple[float, int]] = {}
 
     def __call__(self) -> RequestHandler:
@@ -329,8 +329,8 @@ class Connections(web.Server):
         return Connection(self, handshake, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        for one in [one for one in self._open if isinstance(one, Handshake)]:
-            one.force_close()
+        for handshake in [connection for connection in self._open if isinstance(connection, Handshake)]:
+            handshake.force_close()
         await super().shutdown(timeout)
 
     @property
@@ -338,7 +338,7 @@ class Connections(web.Server):
         return len(self._open)
 
     def admit(self, connection: Connection | Handshake) -> bool:
-        """Whether there is room for it, where needed in the place of one that does nothing."""
+        """Whether the connection is accepted; at a limit, another connection without a request in flight is closed."""
         address = connection.address
         if self._addresses[address] >= self.limits.per_address:
             self.note("an address has too many connections", address)
@@ -354,7 +354,7 @@ class Connections(web.Server):
         return True
 
     def proven(self, connection: Connection | Handshake) -> None:
-        """It has sent the header of a request."""
+        """The connection has sent the header of a request."""
         self._silent.pop(connection, None)
 
     def release(self, connection: Connection | Handshake) -> None:
@@ -370,12 +370,12 @@ class Connections(web.Server):
             self._idle.pop(connection.address, None)
 
     def unreadable(self, connection: Connection, error: BaseException | None) -> None:
-        """Counts a request that is no HTTP."""
+        """Counts a request that is not HTTP."""
         self.answers.unreadable()
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
     def note(self, event: str, address: str, **fields: Any) -> None:
-        """Logs it, at most once in a while; `more` says how often it happened since the last line."""
+        """Logs an event, at most once per interval; `more` is the number of events since the last entry."""
         now_s = self._loop.time()
         last_s, more = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
         if now_s - last_s < _NOTICE_INTERVAL_S:
@@ -389,7 +389,7 @@ class Connections(web.Server):
         assert self._open.issuperset(self._silent)
 
     def _raw(self, status: int, kind: str, message: str) -> bytes:
-        """An answer as it is sent where there is no request that it could be of."""
+        """The bytes of an answer that is sent without a request."""
         response = self.answers.respond(status, kind, message)
         body = response.body
         assert isinstance(body, bytes)
@@ -400,8 +400,8 @@ class Connections(web.Server):
         return head.encode() + body
 
     def _make_room(self, address: str | None) -> bool:
-        """Closes one connection, of this address where one is given. False where all have requests under way."""
-        silent = (one for one in self._silent if address is None or one.address == address)
+        """Closes one connection, of `address` unless it is None. False if all have requests in flight."""
+        silent = (connection for connection in self._silent if address is None or connection.address == address)
         victim = next(silent, None)
         if victim is None:
             victim = self._longest_idle(address)
@@ -412,23 +412,34 @@ class Connections(web.Server):
         return True
 
     def _longest_idle(self, address: str | None) -> Connection | Handshake | None:
-        """To look through all for each that comes would let a stranger with many idle ones stop the loop, so some are
-        remembered. Those that fell idle later than that are not among the longest."""
+        """The connection that has been idle longest. A search through all connections for each new connection would
+        allow a client with many idle connections to block the event loop, so the result of a search is cached.
+        Connections that became idle later are not among the longest."""
         for is_fresh in (False, True):
             if is_fresh:
-                mine = self._open if address is None else [one for one in self._open if one.address == address]
-                idle = [(since, id(one), one) for one in mine if (since := one.idle_since) is not None]
-                self._idle[address] = deque((since, one) for since, _, one in nsmallest(_REMEMBERED, idle))
-            known = self._idle.get(address, deque())
-            while known:
-                since, one = known.popleft()
-                if one in self._open and one.idle_since == since:
-                    return one
+                candidates = (
+                    self._open
+                    if address is None
+                    else [connection for connection in self._open if connection.address == address]
+                )
+                idle = [
+                    (since, id(connection), connection)
+                    for connection in candidates
+                    if (since := connection.idle_since) is not None
+                ]
+                self._idle[address] = deque(
+                    (since, connection) for since, _, connection in nsmallest(_REMEMBERED, idle)
+                )
+            cached = self._idle.get(address, deque())
+            while cached:
+                since, connection = cached.popleft()
+                if connection in self._open and connection.idle_since == since:
+                    return connection
         return None
 
 
 class ConnectionRunner(web.AppRunner):
-    """An application's runner whose connections are bounded. TLS is begun by them, not by the site."""
+    """An application's runner with limited connections. The connections start TLS, not the site."""
 
     __slots__ = ("_answers", "_limits", "_tls")
 
@@ -451,7 +462,7 @@ class ConnectionRunner(web.AppRunner):
 
 
 def _explain(error: BaseException | None) -> tuple[int, str, str]:
-    """(status, type, message) for what is not HTTP, in words of our own."""
+    """(status, type, message) for a request that is not HTTP."""
     if isinstance(error, http_exceptions.LineTooLong):
         return 431, _HEADER_TOO_LARGE, "The request line or a header is too long"
     if isinstance(error, http_exceptions.InvalidHeader):
@@ -464,7 +475,7 @@ def _explain(error: BaseException | None) -> tuple[int, str, str]:
 
 
 def _traced(error: object) -> dict[str, Any]:
-    """Where an exception came from, without its words."""
+    """The location of an exception, without its text."""
     if not isinstance(error, BaseException):
         return {}
     return {"error": type(error).__name__, "at": "".join(traceback.format_tb(error.__traceback__))}

@@ -2,4 +2,4 @@
 
 from seamark.connector.spark.archives import keep_contents
 
-keep_contents()  # a Python worker of Spark imports this package before anything else of ours
+keep_contents()  # a Python worker of Spark imports this package before other modules of Seamark

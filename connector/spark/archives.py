@@ -1,9 +1,9 @@
-"""Zip archives that Python modules come from, whose lists of contents are read anew only where they have changed.
+"""Zip archives with Python modules whose directories are read again only if the archive has changed.
 
-Spark's Python workers have `pyspark` from `pyspark.zip`, and before each piece of work they have Python forget what it
-knows of module files (`importlib.invalidate_caches`). Up to Python 3.11 that reads the archive's list of some 1,700
-files once for each package of it in use: 0.1 s before anything else happens, three times in a query of a Python
-source, which plans in two workers and reads in a third. Python 3.12 reads it at most once.
+Spark's Python workers import `pyspark` from `pyspark.zip`. Before each task they invalidate Python's caches of module
+files (`importlib.invalidate_caches`). Python up to 3.11 then reads the archive's directory of about 1,700 files again
+for each imported package: 0.1 s at the start of each task, three times in a query of a Python source, which plans in
+two workers and reads in a third. Python 3.12 reads it at most once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zipimport import zipimporter
 
 
 class Archive(zipimporter):
-    """The rule it keeps: an archive that was replaced or changed is seen by the next import that asks for it."""
+    """Invariant: the next import detects an archive that was replaced or changed."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -23,10 +23,10 @@ class Archive(zipimporter):
 
     def _stamp_now(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self.archive)
+            status = os.stat(self.archive)
         except OSError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def invalidate_caches(self) -> None:
         stamp = self._stamp_now()
@@ -36,8 +36,8 @@ class Archive(zipimporter):
 
 
 def keep_contents() -> None:
-    """In a process that has `pyspark` from one, of all archives in use and those to come. Finders are replaced where
-    Python keeps them for that (`sys.path_hooks`); modules stay as they are."""
+    """Replaces the finders of all zip archives, now and in the future (`sys.path_hooks`), if `pyspark` comes from a zip
+    archive. Loaded modules are not changed."""
     spec, hooks = find_spec("pyspark"), sys.path_hooks
     loader: object = None if spec is None else spec.loader
     if not isinstance(loader, zipimporter) or zipimporter not in hooks:

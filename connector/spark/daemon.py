@@ -1,15 +1,15 @@
-"""The process that Spark forks its Python workers from, with our modules and what they need loaded before the fork.
+"""The process from which Spark forks its Python workers, with Seamark's modules and their dependencies loaded.
 
     spark.python.daemon.module = seamark.connector.spark.daemon
 
-Without it each worker loads them itself: as many at once as an executor has cores, and again whenever Spark has ended
-workers that were idle for a minute. `session.session_conf` sets it. The executors of a cluster need this package in
-their Python, not only among the files that Spark brings, or none of their Python workers starts. Workers for planning
-are forked from Spark's own daemon, whatever is set (`PythonPlannerRunner`).
+Without it, each worker loads the modules itself: as many workers at once as an executor has cores, and again after
+Spark has ended workers that were idle for a minute. `session.session_conf` sets it. On a cluster, this package must be
+installed in the executors' Python; it is not enough that Spark distributes it, because then no Python worker starts.
+Workers for planning are always forked from Spark's own daemon (`PythonPlannerRunner`).
 
-The rule it keeps: nothing begins here that a fork does not carry over. What is loaded opens no connection, starts no
-thread, and leaves Arrow's pools and filesystems to their first use. Nor does a worker's collection of garbage look at
-it, after each piece of work, so that workers go on sharing its memory.
+Invariant: loading starts nothing that a fork does not preserve. It opens no connection and starts no thread, and
+Arrow's pools and filesystems are initialised at their first use. The loaded objects are frozen for the garbage
+collector, so that the collections after each task do not copy the shared memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.sou
 
 
 def main() -> None:
-    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # Arrow would start jemalloc's at once
+    os.environ.setdefault(
+        "JE_ARROW_MALLOC_CONF", "background_thread:false"
+    )  # otherwise Arrow starts a thread on import
     for name in MODULES:
         import_module(name)
     gc.collect()

@@ -1,9 +1,9 @@
-"""Index files built by Spark: one task a group of data files, on this machine or on any cluster.
+"""Builds index files with Spark: one task for each group of data files, on this machine or on a cluster.
 
-A task runs `index_data_files`, which reads the indexed columns with pyarrow; nothing of a row crosses to the JVM, and
-no Iceberg jar is needed. Workers import this package: in local mode they are this interpreter, on a cluster it is to be
-installed for the Python that `PYSPARK_PYTHON` names. A wave's groups are one job, whose index files the driver
-registers when it is done (`building.py`):
+A task runs `index_data_files`, which reads the indexed columns with pyarrow; no row crosses to the JVM, and no Iceberg
+jar is needed. Workers import this package: in local mode they run this interpreter, on a cluster it must be installed
+for the Python that `PYSPARK_PYTHON` names. The groups of a wave are one job; the driver registers its index files when
+the job is complete (`connector/index/builds.py`):
 
     build(client, "db.events", "user_id_bloom", SparkWorkers(spark))
 """
@@ -31,7 +31,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred wh
 
 
 class SparkWorkers:
-    """The executors of a session; with `owned`, it is stopped when the workers are closed."""
+    """The executors of a session; `close` stops the session if it is `owned`."""
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
@@ -39,23 +39,23 @@ class SparkWorkers:
 
     @classmethod
     def start(cls, master: str) -> SparkWorkers:
-        """By master URL: `local[4]`, `spark://host:7077`, `yarn`, … The rest is as spark-defaults.conf says.
+        """Connects to a master URL: `local[4]`, `spark://host:7077`, `yarn`, … spark-defaults.conf has other settings.
 
-        Joins the session of this process, if it has one.
+        Uses the session of this process, if there is one.
         """
         running = SparkSession.getActiveSession()
         if running is not None:
             return cls(running)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # PySpark's own choice is any python3 of the PATH
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # PySpark's default is any python3 in the PATH
         builder = SparkSession.builder.appName("seamark index build").master(master)
         for key, value in {**QUIET, **(LOOPBACK if master.startswith("local") else {})}.items():
             builder = builder.config(key, value)
-        with _telling("Spark does not start"):
+        with _raising_cluster_failed("Spark does not start"):
             return cls(builder.getOrCreate(), owned=True)
 
     @property
     def parallelism(self) -> int:
-        """Cores of the cluster, as far as its executors have come up."""
+        """Cores of the executors that have started."""
         return int(self._spark.sparkContext.defaultParallelism)
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
@@ -63,11 +63,11 @@ class SparkWorkers:
         name = f"seamark-index-{uuid.uuid4()}"
         context.setJobGroup(name, f"Index {task.definition.text}, {len(groups)} groups", interruptOnCancel=True)
         try:
-            with _telling("A Spark job failed"):
+            with _raising_cluster_failed("A Spark job failed"):
                 return list(context.parallelize(groups, len(groups)).map(partial(index_data_files, task)).collect())
         except BaseException:
-            with suppress(Py4JError):  # when the JVM itself is gone
-                context.cancelJobGroup(name)  # what nobody waits for any more
+            with suppress(Py4JError):  # if the JVM has ended
+                context.cancelJobGroup(name)  # no caller waits for the job
             raise
 
     def close(self) -> None:
@@ -76,12 +76,12 @@ class SparkWorkers:
 
 
 @contextmanager
-def _telling(what: str) -> Iterator[None]:
-    """What Spark and its JVM raise, as one error whose message is a line."""
+def _raising_cluster_failed(what: str) -> Iterator[None]:
+    """Converts errors of Spark and its JVM to ClusterFailed, with a message of one line."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        # Of a task's error the worker's own traceback says most, and its last line why.
+        # For an error in a task, the last line of the worker's traceback has the cause.
         why = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
         raise ClusterFailed(f"{what}: {why}") from error

@@ -1,10 +1,9 @@
-"""Which reader suits a query: Iceberg's own over the files that the server leaves, or ours, which has less to read in
-them.
+"""Chooses the reader for a query: Iceberg's reader, or Seamark's reader if it reads much less of the planned files.
 
-Iceberg's reads all rows of these files, of the columns of the query and of its filter, but for row groups that
-statistics rule out. Ours reads the pages that have a row which bitmap indexes choose, at about the cost of a row that
-Iceberg's has where all pages have one; and Spark plans it in two workers of Python and reads in others. `bench/writing/
-reader.py` measures both, and the two numbers here are where they are even.
+Iceberg's reader reads all rows of the planned files, in the columns of the query and of its filter, except row groups
+that statistics exclude. Seamark's reader reads the pages with a row that bitmap indexes select. If all pages have such
+a row, the cost per row is about equal; but Spark plans Seamark's source in two Python workers and reads in others.
+`bench/writing/reader.py` measures both readers; the two constants below are the break-even points.
 """
 
 from __future__ import annotations
@@ -19,21 +18,22 @@ from seamark.connector.read.tables import OpenTable, plan, with_rows
 from seamark.metaserver.iceberg.expressions.expression import Expression
 
 EVEN_SHARE = 0.75
-"""Of the rows of the files, those on pages with a chosen row, where large tables are read as fast by both."""
+"""Fraction of the rows that are on pages with a selected row, at which both readers take equal time for large
+tables."""
 EVEN_ROWS = 1_000_000
-"""So many rows Iceberg's reader reads while Python's workers are talked to."""
+"""Rows that Iceberg's reader reads during the communication with the Python workers."""
 PAGE_ROWS = 20_000
-"""What Iceberg and we write to a page: `write.parquet.page-row-limit`, by default."""
+"""Rows per page that Iceberg and Seamark write: the default of `write.parquet.page-row-limit`."""
 
 
 @dataclass
 class RemainingRows:
-    """What the server leaves of a table, in rows."""
+    """The rows of a table's planned files."""
 
     held: int = 0
-    """In the files that are left."""
+    """Rows of the planned files."""
     touched: int = 0
-    """Of these, those on pages with a chosen row, if pages have `PAGE_ROWS`."""
+    """Rows on pages with a selected row, for pages of `PAGE_ROWS` rows."""
     chosen: int = 0
 
     @property
@@ -42,15 +42,15 @@ class RemainingRows:
 
 
 def found_by(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
-    """By one plan, and the bitmaps where there are any."""
-    found = RemainingRows()
+    """From one plan, and from bitmaps if there are any."""
+    remaining = RemainingRows()
     for task in with_rows(client, table, where, plan(client, table, where)):
         touched = chosen = task.records
         if task.rows is not None:
             rows = np.asarray(BitMap.deserialize(task.rows).to_array(), dtype=np.int64)
             touched = min(task.records, PAGE_ROWS * len(np.unique(rows // PAGE_ROWS)))
             chosen = len(rows)
-        found.held += task.records
-        found.touched += touched
-        found.chosen += chosen
-    return found
+        remaining.held += task.records
+        remaining.touched += touched
+        remaining.chosen += chosen
+    return remaining

@@ -1,8 +1,7 @@
-"""How Spark is pointed at Seamark: the configuration as plain values, and a local session made from it.
+"""The Spark configuration for Seamark as plain values, and a local session made from it.
 
-The same values serve the tests, the demo, the docs and `deploy/spark/spark-defaults.conf` (a test compares them), so
-that what a user copies is what was tested. A JVM holds one session; catalogs are added to it while it runs, under any
-free name.
+Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values (a test compares them), so users
+copy what was tested. A JVM holds one session; catalogs can be added to a running session under any unused name.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ SHUFFLE_FREE = {
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
     "spark.sql.iceberg.planning.preserve-data-grouping": "true",
 }
-"""Joins and groupings by the keys that tables are bucketed or partitioned by need no exchange; a join with a table that
-is not exchanges that side alone."""
+"""Joins and groupings by the keys of the tables' buckets or partitions need no exchange. In a join with a table that
+has no such partitioning, only that table is exchanged."""
 DAEMON = "seamark.connector.spark.daemon"
-"""`spark.python.daemon.module`; a caller's own goes before it."""
+"""The value of `spark.python.daemon.module`; a value of the caller takes precedence."""
 
 
 def catalog_conf(
@@ -46,9 +45,9 @@ def catalog_conf(
 ) -> dict[str, str]:
     """Spark settings that make `name` a catalog served at `uri` (http://host:port).
 
-    `token` is a bearer token; `extra` are catalog properties without the prefix, such as `s3.endpoint`.
-    Spark's own table cache is off: a commit by anybody is then seen by the next query, and Seamark answers an
-    unchanged table with 304 anyway. Spark filters rows again after Iceberg, so long residuals may be short.
+    `token` is a bearer token; `extra` are catalog properties without the prefix, such as `s3.endpoint`. Spark's table
+    cache is off, so that the next query sees every commit; Seamark answers for an unchanged table with 304. Residuals
+    may be short, because Spark filters rows again after Iceberg.
     """
     properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
     properties["header.X-Seamark-Residuals"] = "short"
@@ -62,7 +61,7 @@ def catalog_conf(
 
 
 def s3_properties(*, endpoint: str, access_key: str, secret_key: str, region: str) -> dict[str, str]:
-    """Catalog properties with which a client reaches an S3-compatible store itself, path style, with static keys."""
+    """Catalog properties for direct access of clients to an S3-compatible store: path style, static keys."""
     return {
         "s3.endpoint": endpoint,
         "s3.path-style-access": "true",
@@ -73,7 +72,7 @@ def s3_properties(*, endpoint: str, access_key: str, secret_key: str, region: st
 
 
 def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: int = 4) -> dict[str, str]:
-    """Settings of a small local session bound to loopback. `jars` are Iceberg's runtime and, for S3, its AWS bundle."""
+    """Settings of a small local session bound to loopback. `jars`: Iceberg's runtime and, for S3, its AWS bundle."""
     return {
         "spark.master": f"local[{cores}]",
         "spark.jars": ",".join(str(jar) for jar in jars),
@@ -91,7 +90,7 @@ def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: in
 
 
 def iceberg_jars(folder: Path) -> list[Path]:
-    """The jars `make jars` put into `folder`; raises FileNotFoundError, naming the remedy, when there are none."""
+    """The jars in `folder` (from `make jars`). FileNotFoundError if there are none."""
     jars = sorted(folder.glob("iceberg-*.jar"))
     if not jars:
         raise FileNotFoundError(f"no Iceberg jars in {folder}: run `make jars`")
@@ -99,9 +98,9 @@ def iceberg_jars(folder: Path) -> list[Path]:
 
 
 def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Starts the session, or returns the living one with `conf` applied as far as a running session allows.
+    """Starts a session, or returns the running session with the values of `conf` that can be changed.
 
-    PySpark starts its workers with `python3` from the PATH unless told otherwise; here they run this interpreter.
+    PySpark starts workers with `python3` from the PATH by default; here they run this interpreter.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name)
@@ -111,7 +110,7 @@ def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Registers the catalog of `catalog_conf` with a running session. A name used before keeps its old catalog."""
+    """Adds the catalog of `catalog_conf` to a running session. A name that is already in use keeps its catalog."""
     for key, value in conf.items():
         spark.conf.set(key, value)
 
@@ -119,8 +118,8 @@ def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
 def connect(
     spark: SparkSession, name: str, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None
 ) -> None:
-    """In one line: a running session has the catalog `name`, whose scans the server plans and whose joins by bucket
-    need no exchange, and knows `format("seamark")`. The rest is as in `catalog_conf`."""
+    """Adds the catalog `name` to a running session: the server plans its scans, and joins by bucket need no exchange.
+    Registers `format("seamark")`. Parameters as in `catalog_conf`."""
     add_catalog(spark, {**catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
     register(spark)
 
@@ -133,58 +132,58 @@ def read(
     columns: Sequence[str] | None = None,
     at: At = CURRENT,
 ) -> DataFrame:
-    """A table of a catalog that `connect` made, as `sea.db.events`: the rows that a predicate in SQL is true for.
+    """The rows of a table of a catalog from `connect`, such as `sea.db.events`, that match an SQL predicate.
 
-    By Iceberg's own reader, over the files that the server leaves; by ours where bitmap indexes choose rows of those,
-    and these lie on few of their pages (`choosing.py`). Ours is told only by `columns` which of them are wanted.
+    Uses Iceberg's reader for the planned files, or Seamark's reader if bitmap indexes select rows on few of their pages
+    (`reader_choice.py`). Only `columns` restricts the columns that Seamark's reader reads.
     """
     name, *levels = split_name(table)
-    uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{one}", "") for one in ("uri", "token"))
+    uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
     if not uri:
         raise BadRequest(f"{name!r} is no catalog of this session: connect(spark, {name!r}, uri) makes it one")
     client = SeamarkClient(uri, token=token or None)
     opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
-    if where is not None and opened is not None and _suits_ours(spark, client, opened, where):
-        options = {"uri": uri, "table": _dotted(levels), "where": where, **_ours(at)}
+    if where is not None and opened is not None and _suits_seamark_reader(spark, client, opened, where):
+        options = {"uri": uri, "table": _dotted(levels), "where": where, **_snapshot_options(at)}
         options |= {"token": token} if token else {}
-        options |= {} if columns is None else {"columns": ",".join(_spelt(spark, opened, columns))}
-        found = spark.read.format("seamark").options(**options).load()
+        options |= {} if columns is None else {"columns": ",".join(_table_names(spark, opened, columns))}
+        frame = spark.read.format("seamark").options(**options).load()
     else:
         version = at.snapshot_id if at.ref is None else at.ref
         if at.as_of_ms is not None and opened is not None:
             version = opened.snapshot_id
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
-        found = reader.table(".".join(map(backquoted, (name, *levels))))
-        found = found if where is None else found.where(where)
-    return found if columns is None else found.select(*map(backquoted, columns))
+        frame = reader.table(".".join(map(backquoted, (name, *levels))))
+        frame = frame if where is None else frame.where(where)
+    return frame if columns is None else frame.select(*map(backquoted, columns))
 
 
-def _spelt(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
-    """As the table spells them, where case does not matter to the session and they are no others'."""
+def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
+    """The names in the table's spelling, if the session is case-insensitive and they are unambiguous."""
     if spark.conf.get("spark.sql.caseSensitive") == "true":
         return list(columns)
-    spelt: dict[str, str | None] = {}
+    names: dict[str, str | None] = {}
     for field in opened.schema.fields:
         folded = field.name.lower()
-        spelt[folded] = None if folded in spelt else field.name
-    return [spelt.get(one.lower()) or one for one in columns]
+        names[folded] = None if folded in names else field.name
+    return [names.get(column.lower()) or column for column in columns]
 
 
-def _suits_ours(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
+def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
         bound = bound_filter(where, opened)
-    except BadRequest:  # which Spark may know better
+    except BadRequest:  # Spark may support the predicate
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
-    if not in_utc and any(one.kind.startswith("timestamp") for one in predicates_of(bound)):
-        return False  # texts are times of another zone to Spark
+    if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
+        return False  # Spark interprets text as times of the session's zone
     return found_by(client, opened, bound).suits_ours
 
 
 def _dotted(levels: list[str]) -> str:
-    return ".".join(one.replace("\\", "\\\\").replace(".", "\\.") for one in levels)
+    return ".".join(level.replace("\\", "\\\\").replace(".", "\\.") for level in levels)
 
 
-def _ours(at: At) -> dict[str, str]:
+def _snapshot_options(at: At) -> dict[str, str]:
     named = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
     return {name: str(value) for name, value in named.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Iceberg's types as Spark has them, as its own Iceberg catalog says them; and Arrow data in the form Spark takes.
+"""Iceberg's types as Spark types, as in Iceberg's Spark catalog; and Arrow data in the form that Spark accepts.
 
-Uuids are text to Spark, fixed bytes binary. Inside of structs, lists and maps anything may be null: Spark compares the
-types of Arrow batches with those declared, and the batches of all files are alike so.
+In Spark, uuids are strings and fixed is binary. Fields inside structs, lists and maps are nullable: Spark compares the
+types of Arrow batches with the declared types, and the batches of all files must be equal.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 def spark_type(kind: Type) -> spark.DataType:
-    """ValueError for a type that Spark has no equal of: time, nanoseconds, variant, geometry, geography."""
+    """ValueError for a type without a Spark equivalent: time, nanoseconds, variant, geometry, geography."""
     match kind:
         case StructType(fields):
-            return spark.StructType([spark.StructField(one.name, spark_type(one.type)) for one in fields])
+            return spark.StructType([spark.StructField(field.name, spark_type(field.type)) for field in fields])
         case ListType():
             return spark.ArrayType(spark_type(kind.element))
         case MapType():
@@ -58,10 +58,10 @@ def spark_type(kind: Type) -> spark.DataType:
 
 
 def for_spark(kind: Type) -> Convert | None:
-    """What makes of an array of `plain_type(kind)` one that Spark takes; None where it is one."""
+    """The conversion of an array of `plain_type(kind)` to the form for Spark; None if no conversion is needed."""
     match kind:
         case StructType(fields):
-            inner = [for_spark(one.type) for one in fields]
+            inner = [for_spark(field.type) for field in fields]
             if any(inner):
                 return lambda array: _struct(array, inner)
         case ListType():
@@ -82,7 +82,7 @@ def for_spark(kind: Type) -> Convert | None:
 def _struct(array: pa.Array, inner: list[Convert | None]) -> pa.Array:
     parts = [pc.struct_field(array, [number]) for number in range(len(inner))]
     made = [part if convert is None else convert(part) for part, convert in zip(parts, inner, strict=True)]
-    return pa.StructArray.from_arrays(made, [one.name for one in array.type], mask=array.is_null())
+    return pa.StructArray.from_arrays(made, [field.name for field in array.type], mask=array.is_null())
 
 
 def _list(array: pa.Array, element: Convert) -> pa.Array:
@@ -98,14 +98,14 @@ def _map(array: pa.Array, key: Convert | None, value: Convert | None) -> pa.Arra
 
 
 def _uuids(array: pa.Array) -> pa.Array:
-    """Text, as `123e4567-e89b-12d3-a456-426614174000`."""
+    """Strings such as `123e4567-e89b-12d3-a456-426614174000`."""
     rows = len(array)
     if not rows:
         return pa.array([], pa.string())
     data = array.buffers()[1]
     raw = np.frombuffer(data, dtype=np.uint8)[array.offset * 16 : (array.offset + rows) * 16].reshape(rows, 16)
     text = np.full((rows, _UUID_CHARACTERS), ord("-"), dtype=np.uint8)
-    places = [one for one in range(_UUID_CHARACTERS) if one not in _HYPHENS]
+    places = [position for position in range(_UUID_CHARACTERS) if position not in _HYPHENS]
     text[:, places[::2]] = _DIGITS[raw >> 4]
     text[:, places[1::2]] = _DIGITS[raw & 15]
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * _UUID_CHARACTERS)
@@ -114,5 +114,5 @@ def _uuids(array: pa.Array) -> pa.Array:
 
 
 def check_fits(schema: spark.StructType, target: WriteTarget) -> None:
-    """Unwritable for a frame whose columns are not the table's, whatever its rows are."""
+    """Unwritable for a DataFrame whose columns do not match the table, for any rows."""
     conform(pa.RecordBatch.from_pylist([], to_arrow_schema(schema)), target.schema, target.arrow)

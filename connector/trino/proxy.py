@@ -64,7 +64,7 @@ _PLANNED = "planned"
 """What a client receives until Trino has shown that it may read the tables: the number of matching files would
 reveal data. The log has the details."""
 _REWRITTEN = "rewritten"
-_UNTOLD = frozenset((DENIED, FORBIDDEN, UNREAD))
+_HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, UNREAD))
 """Outcomes that would reveal Trino's access rules."""
 _RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
@@ -74,7 +74,7 @@ _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
 """Answers to other statements may have headers that are for the client."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
-_Told = tuple[web.StreamResponse, str]
+_Outcome = tuple[web.StreamResponse, str]
 """An answer, and what was done with the statement; "" for other requests."""
 
 
@@ -144,19 +144,19 @@ class Proxy:
         begun_s = time.monotonic()
         self.answering += 1
         try:
-            response, told = await self._route(request)
+            response, summary = await self._route(request)
         except asyncio.CancelledError:
             _log.debug("client left", method=request.method, path=_shown(request.rel_url.raw_path))
             raise
         finally:
             self.answering -= 1
         self._answered[response.status // 100].inc()
-        if told or self._logs_all:  # while the answer is being sent
+        if summary or self._logs_all:  # while the answer is being sent
             ended_s = time.monotonic() - begun_s
-            asyncio.get_running_loop().call_soon(self._log_access, request, response, told, ended_s)
+            asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
         return response
 
-    def _log_access(self, request: web.BaseRequest, response: web.StreamResponse, told: str, seconds: float) -> None:
+    def _log_access(self, request: web.BaseRequest, response: web.StreamResponse, summary: str, seconds: float) -> None:
         fields = {
             "method": request.method,
             "path": _shown(request.rel_url.raw_path),
@@ -164,25 +164,25 @@ class Proxy:
             "ms": round(1000 * seconds, 1),
             "client": request.remote,
         }
-        if told:
-            _log.info("statement", plan=told, **fields)
+        if summary:
+            _log.info("statement", plan=summary, **fields)
         else:
             _log.debug("request", **fields)
 
-    async def _route(self, request: web.BaseRequest) -> _Told:
+    async def _route(self, request: web.BaseRequest) -> _Outcome:
         settings = self._settings
         if (request.content_length or 0) > settings.body_bytes:
             return _refused(RefusedBody(413, f"The request body is larger than {settings.body_bytes:,} bytes")), ""
         body = ClientBody(request.content, size_max=settings.body_bytes, timeout_s=settings.body_timeout_s)
         try:
-            response, told = await self._routed(request, body)
+            response, summary = await self._routed(request, body)
         except RefusedBody as refusal:
             return _refused(refusal), ""
         if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed
-            return _refused(body.refusal), told
-        return response, told
+            return _refused(body.refusal), summary
+        return response, summary
 
-    async def _routed(self, request: web.BaseRequest, content: ClientBody) -> _Told:
+    async def _routed(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
         target = request.rel_url.raw_path_qs
         if not target.startswith("/"):
             return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
@@ -227,40 +227,40 @@ class Proxy:
 
     async def _statement(
         self, request: web.BaseRequest, content: ClientBody, candidates: Sequence[Coordinator], target: str
-    ) -> _Told:
-        read, whole = await read_at_most(content, self._settings.statement_bytes)
-        if not whole:
-            told = f"unchanged; longer than {self._settings.statement_bytes} bytes"
-            return await self._unchanged(request, candidates, target, rest_of(read, content), told)
+    ) -> _Outcome:
+        body, is_complete = await read_at_most(content, self._settings.statement_bytes)
+        if not is_complete:
+            summary = f"unchanged; longer than {self._settings.statement_bytes} bytes"
+            return await self._unchanged(request, candidates, target, rest_of(body, content), summary)
         begun_s = time.monotonic()
-        rewriting = await self._rewritten(request, read)
+        rewriting = await self._rewritten(request, body)
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
-        told = rewriting.summary
+        summary = rewriting.summary
         if rewriting.statement is None:
-            header = _PLANNED if rewriting.depends_on_data else told
-            passing = partial(self._past_queue, request) if _QUERY.match(read) else None
-            return await self._unchanged(request, candidates, target, read, told, header, passing=passing)
+            header = _PLANNED if rewriting.depends_on_data else summary
+            passing = partial(self._past_queue, request) if _QUERY.match(body) else None
+            return await self._unchanged(request, candidates, target, body, summary, header, passing=passing)
         try:
-            held = await self._hold(request, candidates[0], target, read, rewriting, begun_s)
+            result = await self._hold(request, candidates[0], target, body, rewriting, begun_s)
         except asyncio.CancelledError:
             self._rewriter.release(rewriting)
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
             self._rewriter.release(rewriting)
             _log.warning("coordinator did not take the rewritten statement", error=repr(error))
-            told = f"original; {type(error).__name__}"
-            return await self._unchanged(request, candidates, target, read, told, outcome="original")
-        if isinstance(held, web.Response):
+            summary = f"original; {type(error).__name__}"
+            return await self._unchanged(request, candidates, target, body, summary, outcome="original")
+        if isinstance(result, web.Response):
             self._rewriter.worked(rewriting)
             self._counts.statements.labels("rewritten").inc()
             self._counts.files.labels("kept").inc(rewriting.files)
             self._counts.files.labels("considered").inc(rewriting.considered_files)
-            return held, told
+            return result, summary
         self._rewriter.release(rewriting)
-        self._rewriter.failed(rewriting, held.name, held.message)
-        _log.warning("the rewritten statement failed", error=held.name, message=held.message, plan=told)
-        told, header = f"original; {held.name}", _PLANNED if held.name in _UNTOLD else ""
-        return await self._unchanged(request, candidates[:1], target, read, told, header, outcome="original")
+        self._rewriter.failed(rewriting, result.name, result.message)
+        _log.warning("the rewritten statement failed", error=result.name, message=result.message, plan=summary)
+        summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
+        return await self._unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
     async def _rewritten(self, request: web.BaseRequest, body: bytes) -> Rewriting:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
@@ -277,15 +277,17 @@ class Proxy:
         candidates: Sequence[Coordinator],
         target: str,
         body: Body,
-        told: str,
+        summary: str,
         header: str = "",
         outcome: str = "unchanged",
         passing: Passing | None = None,
-    ) -> _Told:
-        """Sends the statement unchanged. `told` is logged, and is sent to the client if there is no `header`."""
+    ) -> _Outcome:
+        """Sends the statement unchanged. `summary` is logged, and is sent to the client if there is no `header`."""
         self._counts.statements.labels(outcome).inc()
-        says = {PLAN_HEADER: header or told}
-        return await self._forwarder.forward(request, candidates, target, body, told=says, passing=passing), told
+        extra_headers = {PLAN_HEADER: header or summary}
+        return await self._forwarder.forward(
+            request, candidates, target, body, extra_headers=extra_headers, passing=passing
+        ), summary
 
     async def _past_queue(
         self,
@@ -294,7 +296,9 @@ class Proxy:
         first: aiohttp.ClientResponse,
         headers: CIMultiDict[str],
     ) -> web.StreamResponse:
-        async with self._following(coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S) as held:
+        async with self._follow_statement(
+            coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S
+        ) as held:
             return _response(await held.past_queue(first, headers))
 
     async def _hold(
@@ -307,25 +311,27 @@ class Proxy:
         begun_s: float,
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
-        follow = self._headers_of_followers(request, coordinator)
-        headers = follow.copy()
+        follow_headers = self._headers_of_followers(request, coordinator)
+        headers = follow_headers.copy()
         headers.extend((name, value) for name, value in request.headers.items() if name.lower() == "content-type")
         if rewriting.prepared is not None:
             prepare(headers, rewriting.prepared, rewriting.statement)
         else:
             body = rewriting.statement.encode()
-        rules = partial(self._judge, coordinator, follow, rewriting.used) if self._settings.rules else None
-        async with self._following(coordinator, follow, self._settings.hold_s, rules) as held:
+        rules = partial(self._judge, coordinator, follow_headers, rewriting.used) if self._settings.rules else None
+        async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, rules) as held:
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
             answer = await held.past_planning(first, headers_down(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
             if answer.is_running and held.next_uri is not None:
-                self._later(_cancel(partial(self._ask, coordinator, follow, "DELETE"), held.next_uri))
+                self._start_cancellation(
+                    _cancel(partial(self._request, coordinator, follow_headers, "DELETE"), held.next_uri)
+                )
             return answer
         is_analysed = answer.is_allowed or answer.verdict is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
-            goes_on = target_of(answer.next_uri, follow.get("X-Forwarded-Prefix", ""))
-            self._waiting.add(goes_on, rewriting.plans, begun_s)
+            continues_at = target_of(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
+            self._waiting.add(continues_at, rewriting.plans, begun_s)
         self._rewriter.release(rewriting, is_analysed=is_analysed)
         if answer.is_allowed and (rules is None or answer.verdict is RuleDecision.FREE):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
@@ -334,20 +340,20 @@ class Proxy:
     async def _judge(
         self, coordinator: Coordinator, headers: CIMultiDict[str], used: Used, query_id: str
     ) -> RuleDecision:
-        """Decides by what the statement's sender may see of the query. aiohttp.ClientError."""
+        """Decides by the sender's view of the query. aiohttp.ClientError if the connection breaks."""
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
         async with await self._forwarder.send("GET", coordinator, target, headers) as response:
-            body, whole = await read_at_most(response.content, _RULES_BYTES_MAX)
-            if response.status != 200 or not whole:
+            body, is_complete = await read_at_most(response.content, _RULES_BYTES_MAX)
+            if response.status != 200 or not is_complete:
                 response.close()
                 return RuleDecision.UNKNOWN
         return judge(body, used)
 
-    async def _ask(
+    async def _request(
         self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str
     ) -> aiohttp.ClientResponse:
-        asked = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
-        return await self._forwarder.send(method, coordinator, asked, headers)
+        target = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
+        return await self._forwarder.send(method, coordinator, target, headers)
 
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """The client's headers except those about the body of its POST. The proxy reads answers, so they must not be
@@ -359,7 +365,7 @@ class Proxy:
         return headers
 
     @asynccontextmanager
-    async def _following(
+    async def _follow_statement(
         self,
         coordinator: Coordinator,
         headers: CIMultiDict[str],
@@ -368,16 +374,16 @@ class Proxy:
     ) -> AsyncIterator[HeldStatement]:
         """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run without a
         reader."""
-        ask = partial(self._ask, coordinator, headers)
-        held = HeldStatement(partial(ask, "GET"), hold_s=hold_s, judge=judge)
+        request = partial(self._request, coordinator, headers)
+        held = HeldStatement(partial(request, "GET"), hold_s=hold_s, judge=judge)
         try:
             yield held
         except asyncio.CancelledError:
             if held.next_uri is not None:
-                self._later(_cancel(partial(ask, "DELETE"), held.next_uri))
+                self._start_cancellation(_cancel(partial(request, "DELETE"), held.next_uri))
             raise
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_cancellation(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)

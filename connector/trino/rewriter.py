@@ -211,7 +211,7 @@ class Rewriter:
     @property
     def open_breakers(self) -> list[str]:
         """The parties that failed too often: seamark (plan tables are not made), trino (they are not read)."""
-        return [name for name, one in (("seamark", self._seamark), ("trino", self._trino)) if one.is_open]
+        return [name for name, breaker in (("seamark", self._seamark), ("trino", self._trino)) if breaker.is_open]
 
     async def _within(self, text: StatementText, session: Session, until_s: float) -> Rewriting:
         if not self._seamark.may_ask():
@@ -230,8 +230,8 @@ class Rewriter:
     async def _asked(self, text: StatementText, session: Session, asking: Asking, until_s: float) -> Rewriting:
         try:
             reading, known, seen = await self._reading(text, session, asking, until_s)
-            found = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
-            numbered = {number: place for number, place in found.items() if place is not None}
+            all_places = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
+            numbered = {number: place for number, place in all_places.items() if place is not None}
             tables = {number: place for number, place in numbered.items() if place.table not in seen.views}
             # Trino does not read views at an earlier version.
             views = {
@@ -245,7 +245,7 @@ class Rewriter:
         if asking.has_failed():
             self._seamark.failed()
             return Rewriting(None, f"unchanged; {asking.why}")
-        places = [*tables.values(), *(place for one in looked for place in one.tables)]
+        places = [*tables.values(), *(place for view in looked for place in view.tables)]
         if not any(place.scan.predicate is not None for place in places):
             return Rewriting(None, "unchanged; no scan that could leave files out")
         if len(places) + len(looked) > SCANS_MAX:
@@ -257,8 +257,8 @@ class Rewriter:
         if not self._trino.may_ask():
             return Rewriting(None, "unchanged; Trino failed lately to read plans")
         partners = joining.partners(tables, known)
-        for one in looked:
-            partners |= one.partners
+        for view in looked:
+            partners |= view.partners
         asked_s = time.monotonic()
         plans = await asking.plans(places, partners)
         over, plans = await self._views.plan_views(looked, plans, places, partners, asking, session.user)
@@ -283,11 +283,11 @@ class Rewriter:
 
     def _text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
-        found = executed(statement) if session.prepared and _EXECUTES.search(statement) else None
-        text = session.prepared.get(found.name) if found is not None else None
-        if found is None or text is None:
+        execution = executed(statement) if session.prepared and _EXECUTES.search(statement) else None
+        text = session.prepared.get(execution.name) if execution is not None else None
+        if execution is None or text is None:
             return StatementText(statement, utc=utc)
-        return StatementText(text, found.parameters, found.name, utc)
+        return StatementText(text, execution.parameters, execution.name, utc)
 
     async def _reading(
         self, text: StatementText, session: Session, asking: Asking, until_s: float
@@ -295,7 +295,7 @@ class Rewriter:
         """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
         views it names, with their contents."""
         plain = await self._reader.read(text, {}, until_s)
-        named = {names: one[1] for names in plain.asked if (one := self._named(names, session)) is not None}
+        named = {names: table[1] for names in plain.asked if (table := self._named(names, session)) is not None}
         views = await self._views.behind(named.values(), until_s)
         if len(set(plain.asked)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
             return plain, {}, Seen({}, {})
@@ -340,15 +340,18 @@ def _rewritten(
             used = used_joins(partners.get(place, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
-    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda one: one.scan.start))
+    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda view: view.scan.start))
     each += [f"views={seen}"] if seen else []
-    told = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
+    summary = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
     taken = {(place.table, int(plan.plan_snapshot_id or 0)) for place, plan in plans.items()}
     taken |= {(place.table, view.plan_id) for place, view in views.items()}
-    files, considered = sum(plan.files for plan in plans.values()), sum(one.considered_files for one in plans.values())
+    files, considered = (
+        sum(plan.files for plan in plans.values()),
+        sum(plan.considered_files for plan in plans.values()),
+    )
     return Rewriting(
         statement,
-        told[:_TOLD_CHARACTERS_MAX],
+        summary[:_TOLD_CHARACTERS_MAX],
         text.prepared,
         files,
         considered,
@@ -381,17 +384,17 @@ def _used(
     limiting: set[TableName] = set()
 
     def join(place: PlannedScan, each: Sequence[Partner]) -> None:
-        for one in each:
-            columns[_table_name(place)] |= {mine for mine, _ in one.on}
-            columns[_table_name(one.place)] |= {other for _, other in one.on} | one.place.scan.named
-            limiting.add(_table_name(one.place))
-            join(one.place, one.partners)
+        for partner in each:
+            columns[_table_name(place)] |= {mine for mine, _ in partner.on}
+            columns[_table_name(partner.place)] |= {other for _, other in partner.on} | partner.place.scan.named
+            limiting.add(_table_name(partner.place))
+            join(partner.place, partner.partners)
 
     for place, plan in plans.items():
         columns[_table_name(place)] |= place.scan.named
         if used_joins(partners.get(place, ()), plan):
             join(place, partners.get(place, ()))
-    read = {name: frozenset(found) for name, found in columns.items()}
+    read = {table: frozenset(names) for table, names in columns.items()}
     return Used(read, frozenset(limiting), frozenset(map(_table_name, views)))
 
 

@@ -1,4 +1,4 @@
-"""The proxy as a process: a socket, limits on connections, TLS, signals, an end that waits for what is under way."""
+"""The proxy as a process: its socket, connection limits, TLS and signals, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bound, not yet listening. OSError where the address is taken, or none of this machine's."""
+    """A bound socket that does not listen yet. OSError if the address is taken, or not an address of this machine."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
     try:
@@ -45,7 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
-    """For connections to coordinators; None is what the system trusts."""
+    """The TLS context for connections to coordinators; None uses the system's certificate authorities."""
     if authorities is None and verify:
         return None
     context = ssl.create_default_context(cafile=authorities)
@@ -56,8 +56,9 @@ def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | 
 
 
 def limits_of(settings: ProxySettings) -> ConnectionLimits:
-    """By the settings; where they leave the number of connections open, by the files that this process may open: each
-    client takes one to a coordinator besides. Behind another proxy all come from one address."""
+    """The connection limits of the settings. If the settings have no limit, it is derived from the number of files that
+    the process may open: each client needs a second connection, to a coordinator. Behind another proxy, all clients
+    have the same address."""
     limit = connections_max(settings.connections, files_each=2, least=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
     return ConnectionLimits(
@@ -73,10 +74,10 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
 async def serving(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answers requests on `sock` for as long as the block runs, then those that are under way, for `drain_s`."""
+    """Answers requests on `sock` while the block runs; then waits up to `drain_s` for the requests in flight."""
     inner = web.Server(
         proxy.handle,
-        handler_cancellation=True,  # a client that leaves takes its request along
+        handler_cancellation=True,  # a disconnect of the client cancels its request
         auto_decompress=False,
         access_log=None,
         keepalive_timeout=settings.idle_timeout_s,
@@ -108,7 +109,7 @@ async def serving(
 async def serve(
     settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
 ) -> None:
-    """Until SIGTERM or SIGINT, then drains."""
+    """Runs until SIGTERM or SIGINT, then drains."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -118,7 +119,7 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, tls.reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
     async with open_proxy(settings) as proxy, serving(proxy, settings, sock, context):
-        # Modules are there for good; the collector's rounds through them would hold up everybody.
+        # Modules live as long as the process; collections that traverse them would delay all requests.
         gc.collect()
         gc.freeze()
         on_ready()

@@ -13,22 +13,17 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.operations import (
     DropEntry,
-    DroppedEntry,
-    Entry,
-    EntryKind,
     ForgetDropped,
-    Instant,
-    InstantFilter,
-    InstantState,
     MoveInstant,
-    NamespacePath,
     Operation,
     RecordInstant,
     ReleaseLocations,
     RestoreEntry,
 )
+from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.wire import check_new_name
 
 _BATCH = 100
@@ -56,7 +51,8 @@ class Dropped:
     async def restore(
         self, caller: Caller, dropped_id: str, namespace: NamespacePath | None, name: str | None
     ) -> Entry:
-        """Restores it under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after its retention."""
+        """Restores an entry under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after the
+        retention."""
         requested_ms = self._parts.clock.now_ms()
         row = await self.get(dropped_id)
         if row.expires_ms <= requested_ms:

@@ -15,15 +15,8 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    DropEntry,
-    Entry,
-    EntryKind,
-    NamespacePath,
-    Operation,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation, SwapPointer
 from seamark.metaserver.wire import check_name, encode_json, show
 
 
@@ -62,7 +55,7 @@ class Functions:
     async def put(
         self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
     ) -> LoadedFunction:
-        """Creates or replaces. BadRequest for an invalid document, or one that changes the function's UUID."""
+        """Creates or replaces a function. BadRequest for an invalid document, or one that changes the UUID."""
         requested_ms = self._parts.clock.now_ms()
         check_name(name, "function name")
         try:
@@ -104,11 +97,11 @@ class Functions:
             )
         body = encode_json(document)
         action = "create" if current is None else "replace"
-        claimed = await claim_folder(self._parts, entry, folder, fresh=current is None)
+        claim = await claim_folder(self._parts, entry, folder, fresh=current is None)
         try:
             await self._parts.objects.create(location, body)
             await self._parts.transact(
-                [claimed, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
+                [claim, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
             )
         except CommitUnknown:
             raise
@@ -119,7 +112,7 @@ class Functions:
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
-        """Without undrop: a function is one small document, and a put restores it."""
+        """Drops a function. There is no undrop: a function is one small document, and a put restores it."""
         requested_ms = self._parts.clock.now_ms()
         entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
         drop = DropEntry(

@@ -10,13 +10,8 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.errors import CommitConflict, Unprocessable
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.store.port import (
-    CreateNamespace,
-    DropNamespace,
-    Namespace,
-    NamespacePath,
-    ReplaceNamespaceProperties,
-)
+from seamark.metaserver.store.model import Namespace, NamespacePath
+from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.wire import check_namespace, encode_json
 
 
@@ -76,9 +71,9 @@ class Namespaces:
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
     ) -> PropertyChanges:
         """Unprocessable when a key is both set and removed. A lost race is retried on the new properties."""
-        both = sorted(set(removals) & set(updates))
-        if both:
-            raise Unprocessable(f"Keys in both removals and updates: {', '.join(both)}; name each key once")
+        contradictory = sorted(set(removals) & set(updates))
+        if contradictory:
+            raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
         check_client_properties(updates, "A namespace")
         if "location" in updates:
             await self._parts.check_location(caller, updates["location"], "The namespace's location")

@@ -31,21 +31,17 @@ from seamark.metaserver.iceberg.metadata.properties import check_client_properti
 from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import (
     Entry,
     EntryKind,
     IdempotencyRecord,
     Instant,
-    InstantFilter,
     InstantState,
     Namespace,
     NamespacePath,
-    Operation,
-    PointerStore,
-    RecordInstant,
-    SaveIdempotency,
-    SwapPointer,
 )
+from seamark.metaserver.store.operations import Operation, RecordInstant, SaveIdempotency, SwapPointer
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.wire import show
 
@@ -65,18 +61,18 @@ T = TypeVar("T")
 
 @dataclass
 class Unclaimed:
-    """Of what was created before claims were kept, that whose places are not known yet (`claims.fill`)."""
+    """Entries that were created before claims existed and whose locations are not known yet (`claims.fill`)."""
 
     unread: int = 0
-    """So many whose metadata the storage did not give; the rest was not looked at."""
+    """The number of entries whose metadata could not be read from storage; further entries were not read."""
     lost: dict[str, list[str]] = field(default_factory=dict)
-    """By UUID, where those may lie whose metadata are gone or broken. Keys of locations."""
+    """Possible locations, as keys, of entries with missing or damaged metadata, by UUID."""
     tried_s: float = -math.inf
 
 
 @dataclass(frozen=True)
 class CatalogContext:
-    """The services that the catalog depends on; one instance a server."""
+    """The services that the catalog depends on; one instance per server."""
 
     settings: Settings
     store: PointerStore
@@ -108,8 +104,10 @@ class CatalogContext:
             return
         for path in caller.confined_to if within is None else (*caller.confined_to, within):
             namespace = await self.store.namespace(path)
-            own = None if namespace is None else namespace.properties.get("location")
-            root = parse_location(own or self.warehouse.namespace_location(path), "location of the namespace")
+            location_property = None if namespace is None else namespace.properties.get("location")
+            root = parse_location(
+                location_property or self.warehouse.namespace_location(path), "location of the namespace"
+            )
             if root != place and root.holds(place):
                 return
         raise Forbidden(
@@ -135,7 +133,7 @@ class CatalogContext:
 
         CommitUnknown when the database does not answer that query either; then no file may be deleted.
         """
-        instant = next((each.instant for each in operations if isinstance(each, RecordInstant)), None)
+        instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
         try:
             await self.store.transact(operations)
         except CommitUnknown:
@@ -146,8 +144,8 @@ class CatalogContext:
             self.timeline.notify()
 
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
-        """Whether a transaction with a lost reply was committed. `undone` is raised when it was not and cannot be any
-        longer; except for a commit this is no conflict, which clients would take for an existing name.
+        """Whether a transaction with a lost reply was committed. `undone` is raised if it was not committed and can no
+        longer be; except for a commit this is not a conflict, which clients would interpret as an existing name.
 
         A missing instant proves nothing, because the commit may still run in the database. Therefore a rolled-back
         instant is inserted with its id: when that succeeds, the lost transaction can no longer commit; when the id
@@ -193,7 +191,7 @@ class CatalogContext:
         return entry
 
     async def is_uuid_taken(self, uuid: str) -> bool:
-        """Whether an entry has this UUID or had it before its purge. The UUID identifies the timeline, the reports and
+        """Whether an entry has this UUID, or had it before its purge. The UUID identifies the timeline, the reports and
         the index files of an entry, and decides whether its files may be deleted."""
         if await self.store.names_of(uuid):
             return True
@@ -271,8 +269,8 @@ class CatalogContext:
         page_token: str | None,
         page_size: int | None,
     ) -> Page[T]:
-        """One page, or everything when neither token nor size is given (REST specification: without paging a client
-        gets all)."""
+        """A page, or everything if neither token nor size is given (REST specification: clients that do not page
+        receive all items)."""
         limit = self.settings.page_limit
         if page_size is not None:
             if page_size < 1:

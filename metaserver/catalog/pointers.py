@@ -9,7 +9,7 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.errors import AlreadyExists, Forbidden
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import METADATA_PATH, metadata_folder
-from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.wire import show
 
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
@@ -74,11 +74,11 @@ def table_uuid(metadata: TableMetadata) -> str:
 
 
 def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
-    """As the database has it, where the table is there: its writers could name another's in its metadata, and by the
-    UUID it is known which files, places and instants are the table's."""
+    """The UUID in the database if the table exists: its writers could put another table's UUID into its metadata, and
+    the UUID decides which files, locations and instants belong to the table."""
     return table_uuid(metadata) if entry is None else entry.uuid
 
 
 def is_derived(uuid: str) -> bool:
-    """Whether `table_uuid` derived the UUID from a location. The metadata may have got a UUID since."""
+    """Whether `table_uuid` derived the UUID from a location. The metadata may have received a UUID since."""
     return uuid[14:15] == "5"

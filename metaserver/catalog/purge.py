@@ -1,7 +1,7 @@
 """Lists the files that a table's metadata refers to, in deletion order: each file before the file that refers to it.
 
-Only files in the table's own folders may be deleted, and none when the property `gc.enabled` is false, because others
-may use them.
+Only files in the table's own folders may be deleted, and none if the property `gc.enabled` is false, because other
+tables may use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissi
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def own_folders(parts: CatalogContext, metadata: TableMetadata) -> list[str]:
 def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
     """Whether a location is below the table's location or a `write.*.path` property, and in the warehouse. Metadata can
     name any file, and a purge must not delete files of another table."""
-    own = [parse_location(folder) for folder in own_folders(parts, metadata)]
+    roots = [parse_location(folder) for folder in own_folders(parts, metadata)]
 
     def owns(location: str) -> bool:
-        return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in own)
+        return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in roots)
 
     return owns
 
@@ -66,14 +66,14 @@ def _collectable(metadata: TableMetadata) -> bool:
 
 async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
-    older metadata files, then the metadata file itself. Only files that are `owned` and in no place of another UUID;
-    nothing when `gc.enabled` is false. Missing or broken manifests are skipped. RetryLater while the storage is
+    older metadata files, then the metadata file itself. Only files that are `owned` and not in a location of another
+    UUID; nothing if `gc.enabled` is false. Missing or damaged manifests are skipped. RetryLater while the storage is
     unavailable."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
         return
-    if not _collectable(metadata):  # set after the drop was checked
+    if not _collectable(metadata):  # the property may have been set after the drop
         return
     owns, others = owned(parts, metadata), await disowned(parts, uuid, own_folders(parts, metadata))
 
@@ -101,7 +101,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
     plans = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}"
     for folder in (f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}", plans):
         if allowed(folder):
-            # The listing is completed first: deleting while it is read could make it skip files.
+            # The listing is completed first: deletions during a listing could make it skip files.
             for location in [item.location async for item in parts.objects.list(folder)]:
                 if allowed(location):
                     yield location

@@ -34,18 +34,9 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.new_table import new_table
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    DropEntry,
-    Entry,
-    EntryKind,
-    IdempotencyTaken,
-    InstantFilter,
-    InstantState,
-    NamespacePath,
-    RenameEntry,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, SwapPointer
+from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
 from seamark.metaserver.wire import check_changeable, check_new_name, show
 
 
@@ -151,7 +142,7 @@ class Tables:
         try:
             await self._registrable(entry.metadata_location)
         except (NotFound, BadRequest):
-            gone = self._parts.instant(caller, entry, "unregister", requested_ms=self._parts.clock.now_ms())
+            unregistered = self._parts.instant(caller, entry, "unregister", requested_ms=self._parts.clock.now_ms())
             drop = DropEntry(
                 kind=entry.kind,
                 namespace=entry.namespace,
@@ -159,7 +150,7 @@ class Tables:
                 expected_location=entry.metadata_location,
             )
             with contextlib.suppress(CommitConflict, NotFound):  # the name has changed, so it was usable
-                await self._parts.transact([drop, gone])
+                await self._parts.transact([drop, unregistered])
             raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
@@ -188,7 +179,7 @@ class Tables:
         raise AssertionError("the loop returns or raises")
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
-        """Undroppable until its retention ends. The files are deleted after that, and only with `purge`."""
+        """Drops a table; it can be restored until its retention ends. After that, its files are deleted if `purge`."""
         requested_ms = self._parts.clock.now_ms()
         entry = await self.entry(namespace, name)
         if purge:

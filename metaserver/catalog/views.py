@@ -27,16 +27,9 @@ from seamark.metaserver.iceberg.metadata.properties import check_client_properti
 from seamark.metaserver.iceberg.metadata.requirements import check_view_requirements
 from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
 from seamark.metaserver.iceberg.views.view_updates import apply_view_updates, new_view
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    Entry,
-    EntryKind,
-    IdempotencyTaken,
-    InstantFilter,
-    NamespacePath,
-    RecordInstant,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, RecordInstant, SwapPointer
+from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
 from seamark.metaserver.wire import check_new_name, show
 
 _RECORDED_MAX = 10_000
@@ -46,7 +39,7 @@ class Views:
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._recorded: dict[str, str] = {}
-        """Fingerprints that were looked up, by metadata file."""
+        """Verified fingerprints, by metadata file."""
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
         return await self._parts.list_names(EntryKind.VIEW, namespace, page_token, page_size)
@@ -63,8 +56,8 @@ class Views:
         return LoadedView(entry=entry, metadata=await self._metadata(entry))
 
     async def _metadata(self, entry: Entry) -> ViewMetadata:
-        """Forbidden for metadata of another view: the file lies where the view's writers may write, and by the UUID it
-        is known which places and instants are the view's."""
+        """Forbidden for metadata of another view, or changed metadata of a view with an owner: the view's writers can
+        overwrite the file, and the UUID decides which locations and instants belong to the view."""
         metadata = await self._parts.documents.view(entry.metadata_location)
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
@@ -79,19 +72,19 @@ class Views:
         return metadata
 
     async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
-        """Whether the view was committed just so; or before servers recorded that."""
-        found = fingerprint_of(metadata, entry.metadata_location)
-        if self._recorded.get(entry.metadata_location) == found:
+        """Whether the view was committed with this content, or before fingerprints were recorded."""
+        fingerprint = fingerprint_of(metadata, entry.metadata_location)
+        if self._recorded.get(entry.metadata_location) == fingerprint:
             return True
         store = self._parts.store
-        if await store.instant_by_fingerprint(entry.uuid, found) is None:
+        if await store.instant_by_fingerprint(entry.uuid, fingerprint) is None:
             for action in ("commit", "register", "create"):
                 where = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
-                if any(one.fingerprint for one in await store.instants(where, 1)):
+                if any(instant.fingerprint for instant in await store.instants(where, 1)):
                     return False
         if len(self._recorded) >= _RECORDED_MAX:
             self._recorded.clear()
-        self._recorded[entry.metadata_location] = found
+        self._recorded[entry.metadata_location] = fingerprint
         return True
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:

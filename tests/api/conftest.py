@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
-from tests.api.planned import append, tens
+from tests.api.plans.planned import append, tens
 from tests.server.rig import running
 
 

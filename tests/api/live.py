@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.api.client import Api
-from tests.planner.lake import DataFile, DeleteFile
-from tests.planner.manifests import (
+from tests.planner.lakes.lake import DataFile, DeleteFile
+from tests.planner.lakes.manifests import (
     ADDED,
     DELETED,
     EXISTING,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.store.port import IndexFileState
+from seamark.metaserver.store.model import IndexFileState
 from tests.api.client import Api, new_key
-from tests.api.indexed import define, index_bytes, shown, write
-from tests.api.test_permissions import House, house
+from tests.api.indexes.indexed import define, index_bytes, shown, write
+from tests.api.rest.test_permissions import House, house
 from tests.commits.lake import BY_PART, Lake, Row
 from tests.commits.reader import check, live_files, manifests_of, rows, snapshot_of
 from tests.connector.lake import catalog_at
-from tests.planner.lake import DataFile
+from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
 
 __all__ = ["house"]

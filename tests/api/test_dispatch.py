@@ -12,7 +12,7 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, PRINCIPAL
 from seamark.metaserver.errors import Forbidden
-from seamark.metaserver.store.port import Grant
+from seamark.metaserver.store.model import Grant
 
 
 class _Body(msgspec.Struct):

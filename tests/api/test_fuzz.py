@@ -25,7 +25,7 @@ from schemathesis.schemas import APIOperation
 from seamark.metaserver.cli.reference import openapi_document
 from seamark.metaserver.wire import decode_json
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.standard import document
+from tests.api.rest.standard import document
 from tests.services.seamark import Seamark
 
 pytestmark = [

@@ -15,10 +15,10 @@ from tests.api.client import VIEW_VERSION, Answer
 from tests.attacks.campaign import Campaign
 from tests.attacks.signing import sign_everything
 from tests.attacks.world import EVIL, NAMES, SCHEMA
-from tests.planner.kinds import to_bytes
-from tests.planner.lake import DataFile
-from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
-from tests.planner.metrics import ColumnMetrics
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
 
 OURS = f"/api/v1/tables/{EVIL}"
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from tests.api.client import VIEW_VERSION, function_document, new_key
-from tests.api.standard import operations
+from tests.api.rest.standard import operations
 from tests.attacks.campaign import Campaign
 from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 

@@ -16,7 +16,7 @@ from seamark.cache.envelope import HEADER_BYTES, key_digest
 from seamark.cache.ledger import file_name
 from tests.cache.contract import TierContract
 from tests.cache.payloads import payload_of
-from tests.faults.disk import small_disk
+from tests.faults.rigs.disk import small_disk
 
 
 def disk_bytes(folder: Path) -> int:

@@ -18,7 +18,7 @@ import pytest
 from seamark.cache.disk import DiskTier
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import disk_bytes, path_of
-from tests.faults.disk import small_disk
+from tests.faults.rigs.disk import small_disk
 
 BUDGET_BYTES = 8 << 20
 SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}

@@ -16,7 +16,7 @@ from typing import Any
 
 import fastavro
 
-from tests.iceberg.manifest_files import manifest_schema
+from tests.iceberg.manifests.manifest_files import manifest_schema
 
 ADDED, EXISTING, DELETED = 1, 0, 2
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.api.client import Answer, Api
-from tests.api.stored import PATH_ID, POSITION_ID, vector_bytes, write
+from tests.api.rest.stored import PATH_ID, POSITION_ID, vector_bytes, write
 
 FIELDS = ((1, "id", pa.int64(), "long"), (2, "part", pa.int32(), "int"), (3, "value", pa.string(), "string"))
 SCHEMA: dict[str, Any] = {

@@ -15,13 +15,13 @@ import pytest
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import ServerFailed, Unreachable
-from seamark.metaserver.store.port import AdvanceProducer
+from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of
-from tests.faults.http import Client
-from tests.faults.lossy_proxy import FATES, lossy_proxy, seeded
-from tests.faults.mortal import Mortal
+from tests.faults.rigs.http import Client
+from tests.faults.rigs.lossy_proxy import FATES, lossy_proxy, seeded
+from tests.faults.rigs.mortal import Mortal
 from tests.seeds import first_seed
 from tests.server.rig import running
 

@@ -23,9 +23,9 @@ from seamark.connector.client.errors import (
     Unavailable,
     Unreachable,
 )
-from tests.api.planned import append, file_of
+from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
-from tests.planner.history import random_lake
+from tests.planner.lakes.history import random_lake
 
 
 def tens(count: int, first: int = 0) -> list[Any]:

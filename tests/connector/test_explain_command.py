@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from seamark.metaserver.cli.main import cli
-from tests.api.planned import append, file_of
+from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
 
 

@@ -16,7 +16,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.spark.session import s3_properties
 from seamark.connector.write.appends import append, overwrite
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.test_upserts import BY_ID, MODES, create, held, rows
+from tests.connector.write.test_upserts import BY_ID, MODES, create, held, rows
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 

@@ -16,7 +16,7 @@ from seamark.connector.read.tables import open_table
 from seamark.connector.spark import reader_choice as choosing
 from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
 from seamark.connector.write.appends import append
-from tests.connector.test_upserts import create
+from tests.connector.write.test_upserts import create
 from tests.seeds import first_seed
 
 FIELDS = [

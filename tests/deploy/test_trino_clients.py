@@ -114,7 +114,9 @@ def test_sqlalchemy_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
     assert shop.proxy.statements("rewritten") == before + 1
 
 
-@pytest.mark.parametrize("encoding", ["json", "json+zstd", "json+lz4"])
+@pytest.mark.parametrize(
+    "encoding", ["json+zstd", *(pytest.param(one, marks=pytest.mark.slow) for one in ("json", "json+lz4"))]
+)
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
     before = shop.proxy.statements("rewritten")
     rows = both(shop, MANY, encoding=encoding)

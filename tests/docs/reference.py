@@ -19,7 +19,7 @@ from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import Settings
-from tests.api.standard import operations
+from tests.api.rest.standard import operations
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO
 
@@ -179,10 +179,10 @@ def operations_page() -> str:
     lines = [
         "# Iceberg REST operations",
         "",
-        "`python -m tests.docs.reference` generates this page from Iceberg's specification (`tests/api/spec/`) and",
-        f"the router. The server implements {len(served)} of its {len(known)} operations. Omit `{{prefix}}` in a URL,",
-        "unless the server has the setting [`prefix`](settings.md#prefix). [openapi.json](openapi.json) describes",
-        "Seamark's own API.",
+        "`python -m tests.docs.reference` generates this page from Iceberg's specification (`tests/api/rest/spec/`)",
+        f"and the router. The server implements {len(served)} of its {len(known)} operations.",
+        "Omit `{prefix}` in a URL, unless the server has the setting [`prefix`](settings.md#prefix).",
+        "[openapi.json](openapi.json) describes Seamark's own API.",
         "",
         "| operation | method and path | served | key | notes |",
         "|---|---|---|---|---|",

@@ -39,6 +39,37 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Lake(server, request.param, properties)
 
 
+BY_VENDED_KEYS = {"test_create_insert_and_ctas", "test_create_append_scan_delete_overwrite"}
+ONLY_LOCAL = {
+    "test_schema_evolution",
+    "test_partition_evolution",
+    "test_views",
+    "test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error",
+    "test_scan_reports_of_engines_are_kept",
+    "test_evolution_of_schema_and_partitions",
+    "test_time_travel_branches_and_tags",
+    "test_nested_namespaces_listings_rename_and_drop",
+}
+SIGNED_MERGE = {"version": 3, "mode": "merge-on-read"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test runs over local files; over S3 it is slow where it accesses files as another test does there."""
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_twin(item):
+            item.add_marker(pytest.mark.slow)
+
+
+def _is_twin(item: pytest.Function) -> bool:
+    given, name = item.callspec.params, item.originalname
+    if given.get("lake") == STORAGES[2]:
+        return name not in BY_VENDED_KEYS and not name.startswith("test_a_plan_table")
+    if given.get("lake") == STORAGES[1]:
+        return name in ONLY_LOCAL or (name == "test_merge_update_delete" and not SIGNED_MERGE.items() <= given.items())
+    return False
+
+
 @pytest.fixture
 def quiet_network() -> Iterator[None]:
     """For clients that leave sockets to the garbage collector; their warnings are not ours to mend."""

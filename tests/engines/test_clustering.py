@@ -16,8 +16,8 @@ from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.spark import Through, cluster, write
+from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
 from tests.engines.tables import SparkTables
-from tests.engines.test_spark_writing import COLUMNS, EVERYTHING
 
 pytestmark = [
     pytest.mark.spark,
@@ -63,8 +63,15 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 # The same rows
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("partitioned", ["", "PARTITIONED BY (day, bucket(2, id))"])
+@pytest.mark.parametrize(
+    ("version", "partitioned"),
+    [
+        (2, ""),
+        (3, "PARTITIONED BY (day, bucket(2, id))"),
+        pytest.param(2, "PARTITIONED BY (day, bucket(2, id))", marks=pytest.mark.slow),
+        pytest.param(3, "", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, version: int, partitioned: str) -> None:
     table = f"everything_{version}_{len(partitioned)}"
     rig.sql(
@@ -90,7 +97,7 @@ def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, v
     assert report.files == max(1, len(partitions))
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int) -> None:
     table = f"deleted_{version}"
     rig.sales(table, version=version)

@@ -56,7 +56,7 @@ class Table:
         return seen
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_spark_reads_and_continues_what_the_server_committed(served: Served, spark: SparkSession, version: int) -> None:
     table = Table(served, spark, version)
     lake = table.lake

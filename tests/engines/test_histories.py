@@ -1,7 +1,7 @@
 """Tables with a random history of upserts and deletes, read by Iceberg's own reader in Spark and by ours in Spark.
 
-The histories are those of `tests/connector/test_upserts_history.py`, which holds every snapshot as plain Python reads
-it against a dict; here Spark reads some of the same snapshots.
+The histories are those of `tests/connector/write/test_upserts_history.py`. That test compares every snapshot, as plain
+Python reads it, with a dict; here Spark reads some of the same snapshots.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.client import At
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.session import connect
-from tests.connector.test_upserts import COLUMNS, held
-from tests.connector.test_upserts_history import SHAPES, play
+from tests.connector.write.test_upserts import COLUMNS, held
+from tests.connector.write.test_upserts_history import SHAPES, play
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -50,7 +50,7 @@ def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: in
         assert rows(ours.option("snapshot-id", str(snapshot)).load()) == wanted, said
 
 
-@pytest.mark.parametrize("number", [0, 4])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_both_readers_of_spark_find_the_rows_of_each_snapshot(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:

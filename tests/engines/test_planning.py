@@ -482,7 +482,13 @@ HELD = [
 
 
 @pytest.mark.parametrize("fresh", HELD)
-@pytest.mark.parametrize("case", REUSES, ids=[case[0] for case in REUSES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case[0], marks=() if case[0] in ("text", "exchanged") else pytest.mark.slow)
+        for case in REUSES
+    ],
+)
 def test_a_reused_name_is_read_and_written_by_before_the_next_commit_of_rows(
     engines: Engines, case: tuple[Any, ...], fresh: bool
 ) -> None:

@@ -26,7 +26,7 @@ from pyiceberg.types import LongType, StringType
 from pyspark.sql import SparkSession
 
 from tests.engines.conftest import Lake, rows
-from tests.engines.test_spark import S3_IO
+from tests.engines.spark.test_spark import S3_IO
 from tests.services.spark import new_catalog
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.catalog.appender import Row, local, read_list, read_snapshot
 from tests.engines.conftest import rows
-from tests.faults.http import Client
+from tests.faults.rigs.http import Client
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -129,7 +129,13 @@ def _read_by_pyiceberg(server: Seamark, name: str) -> Counter[tuple[int, int]]:
     return Counter((row["writer"], row["number"]) for row in found)
 
 
-@pytest.mark.parametrize("merge", [False, True], ids=["fast append", "merge append"])
+KINDS = [
+    pytest.param(False, id="fast append", marks=pytest.mark.slow),
+    pytest.param(True, id="merge append"),
+]
+
+
+@pytest.mark.parametrize("merge", KINDS)
 def test_eight_pyicebergs_append_to_one_table_and_none_fails(server: Seamark, merge: bool) -> None:
     name = f"pyicebergs_{merge}".lower()
     _create(server, name, REBASE | (MERGE if merge else {}))
@@ -148,7 +154,7 @@ def test_without_rebase_the_same_appends_fail(server: Seamark) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("merge", [False, True], ids=["fast append", "merge append"])
+@pytest.mark.parametrize("merge", KINDS)
 def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
     server: Seamark, spark: SparkSession, merge: bool
 ) -> None:
@@ -164,7 +170,7 @@ def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("merge", [False, True], ids=["fast append", "merge append"])
+@pytest.mark.parametrize("merge", KINDS)
 def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(
     server: Seamark, spark: SparkSession, merge: bool
 ) -> None:

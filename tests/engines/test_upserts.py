@@ -29,8 +29,8 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [
-        (3, ""),
-        (3, "PARTITIONED BY (bucket(4, id))"),
+        pytest.param(3, "", marks=pytest.mark.slow),
+        pytest.param(3, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow),
         (3, "PARTITIONED BY (land)"),
         (2, "PARTITIONED BY (bucket(4, id))"),
     ],

@@ -42,7 +42,7 @@ from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, wr
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import decode
-from tests.connector import typed
+from tests.connector.read import typed
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -197,7 +197,7 @@ def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     return written
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_spark_and_we_delete_from_one_table_in_turn(lake: Lake, version: int) -> None:
     name = f"turns{version}"
     lake.sql(

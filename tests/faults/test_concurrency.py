@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.http import Client
-from tests.faults.linear import Event, violations
+from tests.faults.rigs.http import Client
+from tests.faults.rigs.linear import Event, violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.disk import SmallDisk, small_disk
-from tests.faults.http import Client, new_key
+from tests.faults.rigs.disk import SmallDisk, small_disk
+from tests.faults.rigs.http import Client, new_key
 from tests.services.process import http_ok
 from tests.services.seamark import Seamark
 

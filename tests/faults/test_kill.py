@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.catalog.rig import SCHEMA, append
-from tests.faults.dying_server import STEPS
-from tests.faults.http import Client, new_key
-from tests.faults.mortal import Mortal
+from tests.faults.rigs.dying_server import STEPS
+from tests.faults.rigs.http import Client, new_key
+from tests.faults.rigs.mortal import Mortal
 from tests.services.s3 import S3
 
 RETRIES = ("with its idempotency key", "blindly", "as another commit on the same base")

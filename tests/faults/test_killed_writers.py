@@ -17,8 +17,8 @@ from seamark.connector.client.client import At, SeamarkClient
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
 from seamark.metaserver.wire import SEQUENCE_KEY
-from tests.connector.test_upserts import create
-from tests.faults.mortal_writer import Model, apply
+from tests.connector.write.test_upserts import create
+from tests.faults.rigs.mortal_writer import Model, apply
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
@@ -46,7 +46,7 @@ def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, i
         properties = {"seamark.index.ids": "record(id)"} if indexed else {}
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
-        argv = [sys.executable, "-m", "tests.faults.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
+        argv = [sys.executable, "-m", "tests.faults.rigs.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
         killed = 0
         for _ in range(10 * kills):
             job = subprocess.Popen([*argv, str(batches)], stderr=subprocess.PIPE)

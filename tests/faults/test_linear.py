@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.faults.linear import Event, violations
+from tests.faults.rigs.linear import Event, violations
 
 
 def _append(value: int, expected: int | None, began: float, ended: float, outcome: str = "ok") -> Event:

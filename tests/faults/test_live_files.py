@@ -16,7 +16,7 @@ import fastavro
 import pytest
 
 from tests.catalog.rig import SCHEMA, append
-from tests.faults.http import Client
+from tests.faults.rigs.http import Client
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 

@@ -14,8 +14,8 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
-from tests.faults.http import Client, Lost, new_key
-from tests.faults.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
+from tests.faults.rigs.http import Client, Lost, new_key
+from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 

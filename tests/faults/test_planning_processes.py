@@ -21,8 +21,8 @@ import pytest
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
-from tests.faults.http import Client, Lost
-from tests.planner.tables import Table, between
+from tests.faults.rigs.http import Client, Lost
+from tests.planner.lakes.tables import Table, between
 from tests.server.test_processes import eventually, workers_of
 from tests.services.seamark import Seamark
 

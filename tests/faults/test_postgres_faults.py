@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.http import Client
-from tests.faults.writers import progress, writing
+from tests.faults.rigs.http import Client
+from tests.faults.rigs.writers import progress, writing
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.process import ServiceFailed, http_ok
 from tests.services.seamark import Seamark

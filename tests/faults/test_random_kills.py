@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.http import Client
-from tests.faults.writers import progress, writing
+from tests.faults.rigs.http import Client
+from tests.faults.rigs.writers import progress, writing
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 

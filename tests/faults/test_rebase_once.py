@@ -12,10 +12,10 @@ import pytest
 
 from tests.catalog.appender import Appender, Commit, Row, local, read_list, read_snapshot
 from tests.catalog.rig import SCHEMA
-from tests.faults.dying_server import STEPS
-from tests.faults.http import Client, Lost, new_key
-from tests.faults.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
-from tests.faults.mortal import Mortal
+from tests.faults.rigs.dying_server import STEPS
+from tests.faults.rigs.http import Client, Lost, new_key
+from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
+from tests.faults.rigs.mortal import Mortal
 from tests.services.seamark import Seamark
 
 REBASE = {"seamark.commit.rebase": "append"}

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.test_upserts import create
+from tests.connector.write.test_upserts import create
 from tests.faults.test_killed_writers import FIELDS, every_snapshot_is_of_whole_batches
 from tests.seeds import first_seed
 from tests.services.java import java_17
@@ -94,7 +94,7 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
         properties = {"seamark.index.ids": "record(id)"} if indexed else {}
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
-        argv = [sys.executable, "-m", "tests.faults.spark_job", server.base_url, "db.t", str(notes), str(seed)]
+        argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
         with (home / "job.log").open("wb") as log:
             job = subprocess.Popen([*argv, str(scratch)], stdout=log, stderr=log)
             trouble = Trouble(job, source)

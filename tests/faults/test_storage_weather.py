@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.http import Client, new_key
-from tests.faults.writers import progress, writing
+from tests.faults.rigs.http import Client, new_key
+from tests.faults.rigs.writers import progress, writing
 from tests.objects.s3_proxy import Misbehaviour, misbehaving
 from tests.services.process import free_port, http_ok
 from tests.services.s3 import S3

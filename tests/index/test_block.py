@@ -6,8 +6,8 @@ import hashlib
 
 from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
 from seamark.metaserver.index.blocks.block import VERSION, encode_block
-from tests.api.planned import KINDS, STYLE, file_of
-from tests.planner.manifests import ADDED, Entry, manifest_bytes
+from tests.api.plans.planned import KINDS, STYLE, file_of
+from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
 
 LAYOUT = {2: "fa66ed39a778c8a35c35e1a7a7048398f3b33d63fc180bcce3233b9858b7383e"}
 """By version, SHA-256 of the block of the manifest below."""

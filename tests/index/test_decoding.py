@@ -15,9 +15,9 @@ import pytest
 
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.index.blocks.decoding import Decoders, decoded
-from tests.api.planned import KINDS, STYLE, file_of
+from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.index.test_block import SCHEMA
-from tests.planner.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
 
 THREADS = 3
 

@@ -14,17 +14,17 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 TESTS = {
     "decoder and packer": [
-        "tests/iceberg/test_manifest.py",
-        "tests/iceberg/test_manifest_list.py",
-        "tests/iceberg/test_manifest_damage.py",
-        "tests/index/test_packing.py",
+        "tests/iceberg/manifests/test_manifest.py",
+        "tests/iceberg/manifests/test_manifest_list.py",
+        "tests/iceberg/manifests/test_manifest_damage.py",
+        "tests/index/kinds/test_packing.py",
     ],
     "indexes": [
-        "tests/index/test_hashing.py",
-        "tests/index/test_bloom.py",
-        "tests/index/test_bitmap.py",
-        "tests/index/test_key_set.py",
-        "tests/index/test_record.py",
+        "tests/index/kinds/test_hashing.py",
+        "tests/index/kinds/test_bloom.py",
+        "tests/index/kinds/test_bitmap.py",
+        "tests/index/kinds/test_key_set.py",
+        "tests/index/kinds/test_record.py",
     ],
 }
 KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record", "_rows"}

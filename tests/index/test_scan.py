@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.packing import NONE, Form, Packed, form_of, key_of
 from seamark.metaserver.index.kernels import _scan
-from tests.index.test_packing import VALUES, packed_bounds
+from tests.index.kinds.test_packing import VALUES, packed_bounds
 
 OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
 Blocks = list[list[Value | None]]

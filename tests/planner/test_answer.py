@@ -29,11 +29,11 @@ from seamark.metaserver.planner.answer.partition_text import PYICEBERG, STANDARD
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.view.view import TableView
-from tests.planner.kinds import pool, to_bytes
-from tests.planner.lake import ContentFile, DataFile, DeleteFile
-from tests.planner.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
-from tests.planner.metrics import ColumnMetrics
-from tests.planner.partitioning import result_kind
+from tests.planner.lakes.kinds import pool, to_bytes
+from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
+from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
+from tests.planner.lakes.partitioning import result_kind
 
 KINDS = {
     1: "long",

@@ -18,7 +18,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.deletes import equality
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.view.view import TableView
-from tests.planner.delete_tables import (
+from tests.planner.lakes.delete_tables import (
     LATE,
     NESTED,
     SPECS,
@@ -31,10 +31,10 @@ from tests.planner.delete_tables import (
     schema_json,
     specs,
 )
-from tests.planner.kinds import DAY_US, to_bytes
-from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
-from tests.planner.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
-from tests.planner.metrics import ColumnMetrics
+from tests.planner.lakes.kinds import DAY_US, to_bytes
+from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
+from tests.planner.lakes.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_deletes import UNITS_PER_DAY, Listed, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}

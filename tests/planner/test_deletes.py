@@ -23,7 +23,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.deletes import equality
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.view.view import TableView
-from tests.planner.delete_tables import (
+from tests.planner.lakes.delete_tables import (
     LATE,
     NESTED,
     SPECS,
@@ -36,11 +36,11 @@ from tests.planner.delete_tables import (
     schema_json,
     specs,
 )
-from tests.planner.history import random_lake
-from tests.planner.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, pool
-from tests.planner.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
-from tests.planner.manifests import ADDED, DELETED, EXISTING, Entry, Style, manifest_bytes
-from tests.planner.metrics import ColumnMetrics, column_metrics
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.kinds import DAY_US, FLOATS, LONG_MAX, LONG_MIN, pool
+from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Style, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
 
 GLOBAL_SPECS = (0, 3)
 PROMOTED = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(20, 2)", "decimal(18, 0)": "decimal(18, 0)"}

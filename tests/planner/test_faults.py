@@ -24,11 +24,11 @@ from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, RetryLater
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Answer, Api
-from tests.api.planned import append, file_of
-from tests.faults.disk import small_disk
+from tests.api.plans.planned import append, file_of
+from tests.faults.rigs.disk import small_disk
 from tests.objects.faults import Fault, FaultyObjects
-from tests.planner.manifests import Manifest
-from tests.planner.tables import (
+from tests.planner.lakes.manifests import Manifest
+from tests.planner.lakes.tables import (
     STORED,
     Table,
     between,

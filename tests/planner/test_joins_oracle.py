@@ -26,10 +26,10 @@ from seamark.metaserver.index.keys import key_set
 from seamark.metaserver.index.kinds import bloom
 from seamark.metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
-from tests.planner.kinds import base, decimal_text, default_json, pool
-from tests.planner.lake import DataFile
-from tests.planner.manifests import PartitionField
-from tests.planner.stars import Col, Row, StarTable
+from tests.planner.lakes.kinds import base, decimal_text, default_json, pool
+from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.manifests import PartitionField
+from tests.planner.lakes.stars import Col, Row, StarTable
 from tests.server.rig import running
 
 SEEDS, SLOW_SEEDS = range(25), range(1000, 1250)

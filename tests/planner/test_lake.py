@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from tests.planner.cases import Case, cases
-from tests.planner.history import random_lake
-from tests.planner.lake import EQUALITY_DELETES, Lake
-from tests.planner.predicates import ORDERED, SPARKS, Names, is_judged_otherwise_by_java, matches
-from tests.planner.schemas import Field, Schema
+from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
+from tests.planner.lakes.predicates import ORDERED, SPARKS, Names, is_judged_otherwise_by_java, matches
+from tests.planner.lakes.schemas import Field, Schema
 from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
 
 LAKES = 40

@@ -28,8 +28,8 @@ from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
 from seamark.metaserver.settings import Settings
 from tests.api.client import Api
-from tests.api.stored import Stored
-from tests.api.test_lookups import LOOKUP, ask, told
+from tests.api.indexes.test_lookups import LOOKUP, ask, told
+from tests.api.rest.stored import Stored
 from tests.server.rig import running
 
 KINDS = {

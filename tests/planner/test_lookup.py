@@ -33,12 +33,12 @@ from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings import Settings
-from tests.planner import partitioning
-from tests.planner.history import random_lake
-from tests.planner.kinds import FLOATS
-from tests.planner.lake import DATA, ContentFile, DataFile, Lake, Snapshot
-from tests.planner.literal_forms import render
-from tests.planner.manifests import (
+from tests.planner.lakes import partitioning
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.kinds import FLOATS
+from tests.planner.lakes.lake import DATA, ContentFile, DataFile, Lake, Snapshot
+from tests.planner.lakes.literal_forms import render
+from tests.planner.lakes.manifests import (
     ADDED,
     DELETED,
     EXISTING,

@@ -25,9 +25,9 @@ from seamark.metaserver.index.blocks.packing import Form
 from seamark.metaserver.planner.plan import planner
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
-from tests.iceberg.predicates import VALUES, expressions, javas_order, matches, pythons_order
-from tests.planner.kinds import to_bytes
-from tests.planner.tables import Table, numbers, planning
+from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.tables import Table, numbers, planning
 
 KINDS = dict(enumerate(VALUES, start=1000))
 SPEC = PartitionSpec(

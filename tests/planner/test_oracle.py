@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.judge import campaign
+from tests.planner.lakes.judge import campaign
 from tests.services.java_planner import JavaPlanner
 
 

@@ -28,11 +28,11 @@ from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings import Settings
-from tests.planner.cases import Case, cases
-from tests.planner.entries import Record, assert_same, entries, listed, whole
-from tests.planner.history import random_lake
-from tests.planner.lake import DataFile
-from tests.planner.lake import Snapshot as KnownSnapshot
+from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.entries import Record, assert_same, entries, listed, whole
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.lake import Snapshot as KnownSnapshot
 from tests.planner.test_oracle import seeds
 from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
 

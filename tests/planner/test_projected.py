@@ -20,8 +20,8 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.open import open_store
-from tests.planner.indexing import IndexedTable, create_namespace, open_planning
-from tests.planner.tables import Table
+from tests.planner.lakes.indexing import IndexedTable, create_namespace, open_planning
+from tests.planner.lakes.tables import Table
 
 
 def index_on(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:

@@ -16,10 +16,10 @@ from seamark.metaserver.index.blocks.block import Block, encode_block
 from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
-from tests.api.planned import STYLE, file_of
-from tests.planner.kinds import javas_uuid_order
-from tests.planner.manifests import ADDED, Entry, manifest_bytes
-from tests.planner.metrics import ColumnMetrics
+from tests.api.plans.planned import STYLE, file_of
+from tests.planner.lakes.kinds import javas_uuid_order
+from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
 from tests.planner.test_manifests import manifest
 
 ELEMENT = 4

@@ -21,7 +21,7 @@ from seamark.metaserver.iceberg.expressions.expression_json import expression_js
 from seamark.metaserver.iceberg.expressions.residuals import tautology, weakened
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
-from tests.planner.manifests import PartitionField
+from tests.planner.lakes.manifests import PartitionField
 from tests.planner.test_answer import a_file, block, metadata, scan
 
 BUDGET = 1 << 20

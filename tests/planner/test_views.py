@@ -24,9 +24,9 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
 from tests.api.client import Api
-from tests.api.planned import append, file_of
-from tests.planner.manifests import Manifest
-from tests.planner.tables import Table, Watched, between, numbers, numbers_of, on_day, planning
+from tests.api.plans.planned import append, file_of
+from tests.planner.lakes.manifests import Manifest
+from tests.planner.lakes.tables import Table, Watched, between, numbers, numbers_of, on_day, planning
 from tests.server.rig import running
 from tests.waits import until
 

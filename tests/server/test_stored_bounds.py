@@ -14,7 +14,7 @@ from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.errors import TooManyRequests
 from tests.api.client import SCHEMA, Api, new_key
-from tests.api.planned import append, tens
+from tests.api.plans.planned import append, tens
 from tests.server.rig import LateClock, Running, running
 from tests.server.test_bodies import make_tokens
 from tests.waits import until

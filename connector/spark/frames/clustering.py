@@ -1,16 +1,16 @@
-"""A table's rows written anew, in files by what rows are asked for together: attributes of theirs, and of the tables
-that their keys lead to (a fact's customer's city).
+"""Rewrites a table's rows into files by attributes that queries filter on: columns of the table, and of tables that its
+keys refer to (the city of an order's customer).
 
     cluster(spark, "db.orders", by=["ordered", "customer.city"], uri=…,
             joins={"customer": Through("db.customers", on={"customer_id": "id"})})
 
-One snapshot is read, by the plan whose files the commit then removes: its rows with all deletes applied, and of a table
-with row lineage also which row each is. A first job takes a sample; the driver makes ranks of it, and reads the tables
-that are led to: their columns that are named have to fit into its memory. A second job computes each row's key on the
-curve, exchanges rows by ranges of keys, sorts them and writes files by `TableWriter`.
+The job reads one snapshot by the plan whose files the commit removes: the rows with all deletes applied and, for a
+table with row lineage, the id of each row. A first job takes a sample, from which the driver computes ranks. The driver
+also reads the named columns of the referenced tables, which must fit into its memory. A second job computes each row's
+key on the curve, exchanges rows by ranges of keys, sorts them and writes files with `TableWriter`.
 
-The rule it keeps: no row is added, lost or changed. The commit is of the operation `replace`: what others append
-meanwhile stays as it is, and a change of the files that were read is a Conflict, after which nothing is visible.
+Invariant: no row is added, lost or changed. The commit has the operation `replace`: concurrent appends are preserved,
+and a concurrent change of the files that were read is a Conflict, which leaves the table unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.scans import ReadPlan, TaskReader, scan, wanted_of
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.connector.spark.frames.results import RESULT, result_of, told_by
+from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
 from seamark.connector.spark.types import for_spark, spark_type
 from seamark.connector.write.appends import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles, commit
@@ -49,12 +49,12 @@ from seamark.metaserver.wire import INDEX_FILES_MAX
 
 SAMPLE_ROWS, SAMPLE_ROWS_A_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000
-"""Rows that a task is to sort and write, about."""
+"""Approximate number of rows that a task sorts and writes."""
 _READ_BYTES = 128 << 20
-"""Of data files that a task reads."""
+"""Approximate bytes of data files that a task reads."""
 _TASKS_A_CORE = 3
 _FILE_BYTES_MAX = 2**31 - 1
-"""The property's largest value: files end by their rows."""
+"""The maximum of the property: the number of rows ends a file, not its size."""
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN = (_KEY, _TASK)
 _GIVEN = "tasks binary"
@@ -62,8 +62,8 @@ _GIVEN = "tasks binary"
 
 @dataclass(frozen=True)
 class Through:
-    """Another table, and how rows lead to one of it: column of theirs → column of it, one or more. A column of theirs
-    may be one of a table of the same `joins` before it, as `customer.nation_id`."""
+    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more. A
+    referring column may belong to an earlier table of the same `joins`, as in `customer.nation_id`."""
 
     table: Name
     on: Mapping[str, str]
@@ -83,13 +83,13 @@ def cluster(
     branch: str = MAIN,
     summary: Mapping[str, str] | None = None,
 ) -> WriteReport:
-    """One commit of a snapshot's rows in other files; None of it where there are none.
+    """Commits a snapshot's rows in other files. The report's commit is None if there are no rows.
 
-    `by` are columns, or `name.column` of a table of `joins`, in no order that counts. Files are `files`, or a few more,
-    of about equal numbers of rows; or of about `target_file_bytes`, by default as the table's property says. `uri` or a
-    `client` says where the server is.
+    `by`: columns, or `name.column` for a table of `joins`, in any order. The result has `files` files, or slightly
+    more, with about equal numbers of rows; or files of about `target_file_bytes`, by default the table's property. The
+    server is `uri` or `client`.
 
-    ValueError and BadRequest for what makes no sense; Conflict where a file that was read was changed meanwhile.
+    ValueError or BadRequest for invalid arguments; Conflict if a file that was read has changed.
     """
     if client is None:
         if not uri:
@@ -103,52 +103,63 @@ def cluster(
     if opened.metadata.format_version == 1:
         raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
     target = target_of(opened.metadata, opened.storage)
-    names = [one.name for one in opened.schema.fields]
+    names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    wanted = wanted_of(opened, names, TRUE)
-    attributes = Attributes(by, _reached(client, by, joins or {}), wanted.arrow)
+    read_plan = wanted_of(opened, names, TRUE)
+    attributes = Attributes(by, _reached(client, by, joins or {}), read_plan.arrow)
     tasks = list(plan(client, opened))
     if not tasks:
         return WriteReport(0, 0, 0, 0, (), None)
-    given = _frame(spark, tasks)
-    size_bytes = sum(one.size_bytes for one in tasks)
+    task_frame = _frame(spark, tasks)
+    size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count(target, size_bytes, target_file_bytes)
-    rows, sample = _sample(given, wanted, target, attributes, count, sum(one.records for one in tasks))
+    rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
     target = replace(target, properties={**target.properties, TARGET_BYTES: str(_FILE_BYTES_MAX)})
-    work = ClusterTask.of(Clustering.of(attributes, sample, curve), sample, wanted, target, rows, count, _cores(spark))
-    written = _written(given, work)
+    work = ClusterTask.of(
+        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark)
+    )
+    written = _written(task_frame, work)
     if written.rows != rows:
         written.discard(target.storage)
         raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
     written = written.with_allowed_indexes(target.storage)
-    told = {"engine-name": "spark", "engine-version": spark.version, "clustered-by": f"{curve}({', '.join(by)})"}
-    body = {**_body(opened, tasks, written, branch), "summary": {**told, **(summary or {})}}
+    full_summary = {
+        "engine-name": "spark",
+        "engine-version": spark.version,
+        "clustered-by": f"{curve}({', '.join(by)})",
+    }
+    body = {**_body(opened, tasks, written, branch), "summary": {**full_summary, **(summary or {})}}
     answer = commit(client, table, body, partial(written.discard, target.storage))
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
 
 
 def _reached(client: SeamarkClient, by: Sequence[str], joins: Mapping[str, Through]) -> dict[str, Reached]:
-    """The columns that are named, of the tables' current rows."""
-    named = [*by, *(column for one in joins.values() for column in one.on)]
-    found = {}
-    for name, one in joins.items():
-        asked = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
-        columns = list(dict.fromkeys([*one.on.values(), *asked]))
-        found[name] = Reached(scan(client, one.table, columns).to_arrow(), one.on)
-    return found
+    """The named columns of the referenced tables, for their current rows."""
+    named = [*by, *(column for through in joins.values() for column in through.on)]
+    tables = {}
+    for name, through in joins.items():
+        columns_of_table = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
+        columns = list(dict.fromkeys([*through.on.values(), *columns_of_table]))
+        tables[name] = Reached(scan(client, through.table, columns).to_arrow(), through.on)
+    return tables
 
 
 def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
-    """How many files of the target's size."""
+    """The number of files of the target size."""
     most = file_bytes or as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, most)))
 
 
 def _body(opened: OpenTable, tasks: Sequence[ScanTask], written: WrittenFiles, branch: str) -> dict[str, Any]:
-    """Delete files that are of none but these data files go, too: their rows are not written again."""
-    deletes = {one["file-path"]: one for task in tasks for one in task.deletes if not one.get("referenced-data-file")}
+    """Also removes delete files that apply only to these data files; their rows are not written again."""
+    deletes = {
+        delete["file-path"]: delete
+        for task in tasks
+        for delete in task.deletes
+        if not delete.get("referenced-data-file")
+    }
     return {
         "operation": "replace",
         "branch": branch,
@@ -156,7 +167,7 @@ def _body(opened: OpenTable, tasks: Sequence[ScanTask], written: WrittenFiles, b
         "schema-id": opened.metadata.current_schema_id,
         "read-snapshot-id": opened.snapshot_id,
         "add": list(written.files),
-        "remove": [{"file-path": path} for path in (*(one.path for one in tasks), *deletes)],
+        "remove": [{"file-path": path} for path in (*(data_task.path for data_task in tasks), *deletes)],
         "index-files": list(written.index_files),
     }
 
@@ -169,138 +180,146 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
-    """A row, and a partition, for the files of one of Spark's tasks."""
-    size_bytes = sum(one.size_bytes for one in tasks)
+    """A row, and a partition, for the files of each Spark task."""
+    size_bytes = sum(task.size_bytes for task in tasks)
     parts = min(len(tasks), max(_TASKS_A_CORE * _cores(spark), -(-size_bytes // _READ_BYTES)))
-    given = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
-    return spark.createDataFrame(spark.sparkContext.parallelize(given, parts), _GIVEN)
+    pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
+    return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _GIVEN)
 
 
-def _read(wanted: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for one in batch.column(0):
-            yield from TaskReader(wanted, storage, threads=False).read_all(pickle.loads(one.as_py()))  # noqa: S301
+        for pickled in batch.column(0):
+            yield from TaskReader(read_plan, storage, threads=False).read_all(pickle.loads(pickled.as_py()))  # noqa: S301
 
 
 def _sample(
-    given: DataFrame,
-    wanted: ReadPlan,
+    task_frame: DataFrame,
+    read_plan: ReadPlan,
     target: WriteTarget,
     attributes: Attributes,
     files: int,
     records: int,
 ) -> tuple[int, pa.Table]:
-    """How many rows there are, and some of them: columns that keys are made of."""
-    whole = target.spec.fields or not attributes.columns  # a partition is told of rows as a whole
-    narrow = wanted if whole else replace(wanted, names=tuple(attributes.columns))
-    few = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
-    found = told_by(given.mapInArrow(partial(_sampled, narrow, target.storage, few / max(1, records)), RESULT))
-    parts = [pa.ipc.open_stream(one).read_all() for one in found]
-    rows = sum(int(one.schema.metadata[b"rows"]) for one in parts)
-    return rows, pa.concat_tables([one.replace_schema_metadata(None) for one in parts]).combine_chunks()
+    """The number of rows, and a sample of the columns that keys are computed from."""
+    whole = target.spec.fields or not attributes.columns  # partition values need the other columns
+    narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
+    sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
+    results = results_of(
+        task_frame.mapInArrow(partial(_sampled, narrow, target.storage, sample_rows / max(1, records)), RESULT)
+    )
+    parts = [pa.ipc.open_stream(result).read_all() for result in results]
+    rows = sum(int(part.schema.metadata[b"rows"]) for part in parts)
+    return rows, pa.concat_tables([part.replace_schema_metadata(None) for part in parts]).combine_chunks()
 
 
 def _sampled(
-    wanted: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
+    read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows each time, as the reader gives them in the same order."""
-    given = list(batches)
-    draw = np.random.default_rng(zlib.crc32(b"".join(one.as_py() for batch in given for one in batch.column(0))))
+    """Deterministic: the reader returns the rows of a task in the same order each time."""
+    batch_list = list(batches)
+    draw = np.random.default_rng(
+        zlib.crc32(b"".join(pickled.as_py() for batch in batch_list for pickled in batch.column(0)))
+    )
     rows, taken = 0, []
-    for batch in _read(wanted, storage, given):
+    for batch in _read(read_plan, storage, batch_list):
         rows += batch.num_rows
         taken.append(batch.filter(pa.array(draw.random(batch.num_rows) < fraction)))
     sink = pa.BufferOutputStream()
-    schema = wanted.arrow.with_metadata({"rows": str(rows)})
+    schema = read_plan.arrow.with_metadata({"rows": str(rows)})
     with pa.ipc.new_stream(sink, schema) as stream:
-        stream.write_table(pa.Table.from_batches(taken, wanted.arrow).replace_schema_metadata(schema.metadata))
+        stream.write_table(pa.Table.from_batches(taken, read_plan.arrow).replace_schema_metadata(schema.metadata))
     yield result_of(sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
 class ClusterTask:
-    """What a task has to know. Picklable."""
+    """The parameters of the second job's tasks. Picklable."""
 
     clustering: Clustering
-    wanted: ReadPlan
+    read_plan: ReadPlan
     target: WriteTarget
     tasks: int
     cuts: npt.NDArray[np.bytes_]
-    """Of keys, where the next task's begin."""
+    """The first keys of all tasks except the first."""
     file_rows: int
 
     @staticmethod
     def of(
         clustering: Clustering,
         sample: pa.Table,
-        wanted: ReadPlan,
+        read_plan: ReadPlan,
         target: WriteTarget,
         rows: int,
         files: int,
         cores: int,
     ) -> ClusterTask:
         tasks = min(files, max(_TASKS_A_CORE * cores, -(-rows // TASK_ROWS)))
-        work = ClusterTask(clustering, wanted, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)))
+        work = ClusterTask(
+            clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files))
+        )
         return replace(work, cuts=cuts(ordered(work.keys(sample)), tasks))
 
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
-        """Of a partitioned table the rows of a partition are together, whatever their attributes."""
+        """The keys of rows. In a partitioned table they begin with the partition, so that its rows are together."""
         keys = self.clustering.keys(rows)
         if not self.target.spec.fields or not rows.num_rows:
             return keys
         batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
         places = np.concatenate(
-            [one.column(one.num_columns - 1).to_numpy() for one in with_place(self.target, batches)]
+            [batch.column(batch.num_columns - 1).to_numpy() for batch in with_place(self.target, batches)]
         )
         return np.concatenate([places.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
 
 
 def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
-    fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.wanted).items()]
+    fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.read_plan).items()]
     own = [spark_types.BinaryType(), spark_types.IntegerType()]
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
     keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
     spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
-    found = told_by(spread.mapInArrow(partial(_write, work), RESULT))
-    return WrittenFiles.joined(decoded(one) for one in found)
+    results = results_of(spread.mapInArrow(partial(_write, work), RESULT))
+    return WrittenFiles.joined(decoded(result) for result in results)
 
 
-def _spark_types(wanted: ReadPlan) -> dict[str, spark_types.DataType]:
-    """BadRequest for a column that Spark has no type for."""
+def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
+    """BadRequest for a column without a Spark type."""
     try:
-        kinds = {one.name: spark_type(one.type) for one in (*wanted.fields, *wanted.lineage)}
+        kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     except ValueError as error:
         raise BadRequest(f"The table cannot be clustered: {error}") from None
-    return {name: kinds[name] for name in wanted.names}
+    return {name: kinds[name] for name in read_plan.names}
 
 
 def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    wanted = work.wanted
-    converts = {one.name: for_spark(one.type) for one in (*wanted.fields, *wanted.lineage)}
-    for batch in _read(wanted, work.target.storage, batches):
+    read_plan = work.read_plan
+    converts = {field.name: for_spark(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
+    for batch in _read(read_plan, work.target.storage, batches):
         keys = work.keys(batch)
         binary = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), [None, pa.py_buffer(keys.tobytes())])
         tasks = np.searchsorted(work.cuts, ordered(keys), "right").astype(np.int32)
         columns = [
             column if (convert := converts[name]) is None else convert(column)
-            for name, column in zip(wanted.names, batch.columns, strict=True)
+            for name, column in zip(read_plan.names, batch.columns, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays([*columns, binary.cast(pa.binary()), pa.array(tasks)], [*wanted.names, *_OWN])
+        yield pa.RecordBatch.from_arrays(
+            [*columns, binary.cast(pa.binary()), pa.array(tasks)], [*read_plan.names, *_OWN]
+        )
 
 
 def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows in the order of their keys into files of as many rows each."""
-    held = 0
+    """Writes rows in key order to files with equal numbers of rows."""
+    file_rows = 0
     with TableWriter(work.target) as writer:
         for batch in batches:
             rest = batch.drop_columns(list(_OWN))
             while rest.num_rows:
-                part = rest.slice(0, work.file_rows - held)
+                part = rest.slice(0, work.file_rows - file_rows)
                 writer.write(part)
-                held, rest = held + part.num_rows, rest.slice(part.num_rows)
-                if held == work.file_rows:
+                file_rows, rest = file_rows + part.num_rows, rest.slice(part.num_rows)
+                if file_rows == work.file_rows:
                     writer.cut()
-                    held = 0
+                    file_rows = 0
         written = writer.close()
     if written.files:
         yield result_of(encoded(written))

@@ -46,7 +46,7 @@ from seamark.connector.client.errors import Conflict
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table
-from seamark.connector.spark.frames.results import RESULT, result_of, told_by
+from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.write.appends import WrittenFiles
 from seamark.connector.write.buckets import bucket_fields
 from seamark.connector.write.delete_files import WrittenDeletes
@@ -126,8 +126,8 @@ class UpsertRequest:
         needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
         for name in needed:
             if (times := given.count(name)) != 1:
-                told = "no column" if not times else f"{times} columns"
-                raise Unwritable(f"the rows have {told} {name}; they have {', '.join(given)[:500]}")
+                columns_found = "no column" if not times else f"{times} columns"
+                raise Unwritable(f"the rows have {columns_found} {name}; they have {', '.join(given)[:500]}")
         return needed
 
 
@@ -135,7 +135,7 @@ def change(
     client: SeamarkClient,
     df: DataFrame,
     table: Name,
-    asked: UpsertRequest,
+    request: UpsertRequest,
     *,
     branch: str = MAIN,
     producer: Producer | None = None,
@@ -145,31 +145,31 @@ def change(
 ) -> Report:
     """One commit. ValueError and Unwritable for invalid arguments, before any row is evaluated; if rows do not fit the
     table, Unwritable or Spark's error with that message."""
-    checked(asked.row_mode, asked.way, asked.precombine, asked.columns, asked.read_snapshot_id)
+    checked(request.row_mode, request.way, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
     check_takes_deletes(opened.metadata)
-    asked = replace(asked, keys=tuple(key_names(opened.schema, asked.keys, df.columns)))
-    needed = asked.needed(df.columns)
+    request = replace(request, keys=tuple(key_names(opened.schema, request.keys, df.columns)))
+    needed = request.needed(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
-    batch_of([nothing], opened.schema, asked.named, asked.precombine, asked.columns)
-    if asked.way == EQUALITY:
-        check_table(opened, target_of(opened.metadata, opened.storage), asked.named)
+    batch_of([nothing], opened.schema, request.named, request.precombine, request.columns)
+    if request.way == EQUALITY:
+        check_table(opened, target_of(opened.metadata, opened.storage), request.named)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    wanted = df.select(*map(backquoted, needed))
-    given = None if _copies_much(opened, asked, 1) else _collected(wanted, driver_rows)
-    if given is None or _copies_much(opened, asked, given.num_rows):
-        with _evaluated_once(wanted) as held:
-            count = held.count()
-            if count > driver_rows or _copies_much(opened, asked, count):
-                reads = asked.read_snapshot_id is not UNSET
-                prepared = partial(_prepared, client, held, count, asked)
+    selected = df.select(*map(backquoted, needed))
+    given = None if _copies_much(opened, request, 1) else _collected(selected, driver_rows)
+    if given is None or _copies_much(opened, request, given.num_rows):
+        with _evaluated_once(selected) as persisted:
+            count = persisted.count()
+            if count > driver_rows or _copies_much(opened, request, count):
+                reads = request.read_snapshot_id is not UNSET
+                prepared = partial(_prepared, client, persisted, count, request)
                 return committed(client, table, prepared, history=reads, **more)
-            given = held.toArrow()
-    how = {"mode": asked.row_mode, "way": asked.way, "read_snapshot_id": asked.read_snapshot_id, **more}
-    if asked.deletes:
-        return delete(client, table, keys=given, key=asked.named, **how)
-    columns = None if asked.columns is None else list(asked.columns)
-    return upsert(client, table, given, keys=asked.named, precombine=asked.precombine, columns=columns, **how)
+            given = persisted.toArrow()
+    how = {"mode": request.row_mode, "way": request.way, "read_snapshot_id": request.read_snapshot_id, **more}
+    if request.deletes:
+        return delete(client, table, keys=given, key=request.named, **how)
+    columns = None if request.columns is None else list(request.columns)
+    return upsert(client, table, given, keys=request.named, precombine=request.precombine, columns=columns, **how)
 
 
 def _collected(df: DataFrame, most: int) -> pa.Table | None:
@@ -178,19 +178,19 @@ def _collected(df: DataFrame, most: int) -> pa.Table | None:
     if most <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
-        found = df.limit(min(most, _LIMIT_MAX) + 1).toArrow()
+        collected = df.limit(min(most, _LIMIT_MAX) + 1).toArrow()
     except Py4JJavaError as error:
         if "maxResultSize" not in str(error):  # the text may contain it only as the cause
             raise
         return None
-    return found if found.num_rows <= most else None
+    return collected if collected.num_rows <= most else None
 
 
-def _copies_much(opened: OpenTable, asked: UpsertRequest, rows: int) -> bool:
+def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
     """Whether so many rows are likely to be in files of many bytes that must be rewritten."""
-    if _mode(asked, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
+    if _mode(request, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
         return False
-    head = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
+    head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
     totals = {} if head is None else head.summary_map()
     try:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
@@ -199,17 +199,17 @@ def _copies_much(opened: OpenTable, asked: UpsertRequest, rows: int) -> bool:
     return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
 
 
-def _mode(asked: UpsertRequest, target: WriteTarget) -> str:
-    return MERGE_ON_READ if asked.way == EQUALITY else mode_of(asked.row_mode, target, deletes=asked.deletes)
+def _mode(request: UpsertRequest, target: WriteTarget) -> str:
+    return MERGE_ON_READ if request.way == EQUALITY else mode_of(request.row_mode, target, deletes=request.deletes)
 
 
 @contextmanager
 def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
-    held = df.persist(StorageLevel.MEMORY_AND_DISK)
+    persisted = df.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        yield held
+        yield persisted
     finally:
-        held.unpersist()
+        persisted.unpersist()
 
 
 # Distribution of rows to tasks
@@ -249,15 +249,15 @@ class Placing:
         """int32[rows]: the task of each row; `columns` are the key's, with the table's types. Unwritable for a null, so
         that the error is raised before any task writes a file."""
         refuse_nulls(self.fields, columns)
-        found = np.zeros(len(columns[0]), dtype=np.int64)
+        tasks = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
             high, _ = hashes_of(self.fields, columns)
-            found = (high % np.uint64(self.parts)).astype(np.int64)
+            tasks = (high % np.uint64(self.parts)).astype(np.int64)
         if self.width:
             values = transformed(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
-            bucket = np.array([one % self.buckets for one in values.values], dtype=np.int64)
-            found = found * self.buckets + bucket[values.codes]
-        return found.astype(np.int32)
+            bucket = np.array([value % self.buckets for value in values.values], dtype=np.int64)
+            tasks = tasks * self.buckets + bucket[values.codes]
+        return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
         """Whether all keys of a file of this spec belong to one task."""
@@ -273,8 +273,12 @@ class Placing:
 
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
     """The bucket count of the column in the spec, 0 if it is not bucketed."""
-    found = (width_of(canonical(one.transform)) for one in bucket_fields(spec) if one.sources == (field.id,))
-    return next(found, 0)
+    widths = (
+        width_of(canonical(bucket_field.transform))
+        for bucket_field in bucket_fields(spec)
+        if bucket_field.sources == (field.id,)
+    )
+    return next(widths, 0)
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,7 @@ class UpsertTask:
     client: SeamarkClient
     opened: OpenTable
     target: WriteTarget
-    asked: UpsertRequest
+    request: UpsertRequest
     mode: str
     placing: Placing
 
@@ -315,9 +319,9 @@ class _Rows(msgspec.Struct, frozen=True):
     positions: bytes
 
     @staticmethod
-    def of(found: FoundRows) -> _Rows:
-        positions = BitMap64(found.positions.astype(np.uint64)).serialize()
-        return _Rows(dict(found.task.file), [dict(one) for one in found.task.deletes], positions)
+    def of(rows: FoundRows) -> _Rows:
+        positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
+        return _Rows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
 
     def found(self) -> FoundRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
@@ -350,47 +354,47 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
     given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not given:
         return
-    asked = work.asked
-    batch = batch_of(given, work.opened.schema, asked.named, asked.precombine, asked.columns)
-    result = _blind(work, batch) if asked.way == EQUALITY else _located(work, batch)
+    request = work.request
+    batch = batch_of(given, work.opened.schema, request.named, request.precombine, request.columns)
+    result = _blind(work, batch) if request.way == EQUALITY else _located(work, batch)
     yield result_of(msgspec.msgpack.encode(result))
 
 
 def _blind(work: UpsertTask, batch: Batch) -> _Result:
-    made = unlocated(batch, work.opened, work.target, deletes=work.asked.deletes)
+    made = unlocated(batch, work.opened, work.target, deletes=work.request.deletes)
     return _Result(
         list(made.data.files), list(made.data.index_files), list(made.data.skipped), list(made.deletes.files)
     )
 
 
 def _located(work: UpsertTask, batch: Batch) -> _Result:
-    opened, target, asked = work.opened, work.target, work.asked
+    opened, target, request = work.opened, work.target, work.request
     try:
-        check_read(work.client, opened, batch, asked.read_snapshot_id, asked.way)
+        check_read(work.client, opened, batch, request.read_snapshot_id, request.way)
     except Conflict as conflict:  # the driver raises it: in Spark's error it would be text
         return _Result([], [], [], changed=conflict.message)
-    if asked.deletes:
-        found = without(work.client, opened, batch, asked.way)
+    if request.deletes:
+        matches = without(work.client, opened, batch, request.way)
     else:
-        found = differing(work.client, opened, batch, asked.way, work.mode)
+        matches = differing(work.client, opened, batch, request.way, work.mode)
     own: list[FoundRows] = []
-    rest = list(found.located.files)
+    rest = list(matches.located.files)
     if work.mode == COPY_ON_WRITE:
-        specs = {one.spec_id: one for one in opened.metadata.partition_specs}
-        mine = [work.placing.owns(specs.get(one.task.spec_id)) for one in rest]
-        own = [one for one, is_mine in zip(rest, mine, strict=True) if is_mine]
-        rest = [one for one, is_mine in zip(rest, mine, strict=True) if not is_mine]
-    report, scope = found.report, scope_of(batch.keys, opened, work.placing.tasks)
-    told, rows = expression_json(scope), [_Rows.of(one) for one in rest]
-    written = rewritten(opened, target, own, found.rows()) if own else found.written(target)
+        specs = {partition_spec.spec_id: partition_spec for partition_spec in opened.metadata.partition_specs}
+        owned = [work.placing.owns(specs.get(file.task.spec_id)) for file in rest]
+        own = [file for file, is_owned in zip(rest, owned, strict=True) if is_owned]
+        rest = [file for file, is_owned in zip(rest, owned, strict=True) if not is_owned]
+    report, scope = matches.report, scope_of(batch.keys, opened, work.placing.tasks)
+    scope_json, rows = expression_json(scope), [_Rows.of(file) for file in rest]
+    written = rewritten(opened, target, own, matches.rows()) if own else matches.written(target)
     return _Result(
         list(written.files),
         list(written.index_files),
         list(written.skipped),
-        removed=[one.task.path for one in own],
+        removed=[file.task.path for file in own],
         found=rows,
-        read=sorted(found.located.read | {one.task.path for one in own if not one.is_whole}),
-        scope=told,
+        read=sorted(matches.located.read | {file.task.path for file in own if not file.is_whole}),
+        scope=scope_json,
         counts=(report.inserted, report.updated, report.deleted, report.stale),
     )
 
@@ -399,32 +403,34 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
 
 
 def _prepared(
-    client: SeamarkClient, df: DataFrame, rows: int, asked: UpsertRequest, opened: OpenTable, target: WriteTarget
+    client: SeamarkClient, df: DataFrame, rows: int, request: UpsertRequest, opened: OpenTable, target: WriteTarget
 ) -> RowChange:
-    fields = key_fields(opened.schema, asked.named)
+    fields = key_fields(opened.schema, request.named)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
-    placing = Placing.of(opened, fields, rows, cores, asked.way)
-    work = UpsertTask(client, opened, target, asked, _mode(asked, target), placing)
+    placing = Placing.of(opened, fields, rows, cores, request.way)
+    work = UpsertTask(client, opened, target, request, _mode(request, target), placing)
     copies = work.mode == COPY_ON_WRITE
-    results = [msgspec.msgpack.decode(told, type=_Result) for told in told_by(spread(df, work))]
-    data = WrittenFiles.joined(one.written for one in results)
-    if asked.way == EQUALITY:
-        blind = WrittenDeletes(tuple(file for one in results for file in one.equality_deletes))
+    results = [msgspec.msgpack.decode(packed, type=_Result) for packed in results_of(spread(df, work))]
+    data = WrittenFiles.joined(result.written for result in results)
+    if request.way == EQUALITY:
+        blind = WrittenDeletes(tuple(file for result in results for file in result.equality_deletes))
         return RowChange(None, Report(), data, blind)
     try:
-        if changed := next((one.changed for one in results if one.changed), None):
+        if changed := next((result.changed for result in results if result.changed), None):
             raise rows_changed(changed)
-        found = joined(one for result in results for one in result.found)
+        files = joined(rows_of_file for result in results for rows_of_file in result.found)
         removed = [path for result in results for path in result.removed]
-        removed += [one.task.path for one in found] if copies else []
-        rest = [one for one in found if not one.is_whole] if copies else []
-        read = {path for result in results for path in result.read} | {one.task.path for one in rest}
-        inserted, updated, deleted, stale = (sum(each) for each in zip(*(one.counts for one in results), strict=True))
+        removed += [file.task.path for file in files] if copies else []
+        rest = [file for file in files if not file.is_whole] if copies else []
+        read = {path for result in results for path in result.read} | {file.task.path for file in rest}
+        inserted, updated, deleted, stale = (
+            sum(each) for each in zip(*(result.counts for result in results), strict=True)
+        )
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
-        scope = any_of(*(bound_filter(one.scope, opened) for one in results)) if several else TRUE
+        scope = any_of(*(bound_filter(result.scope, opened) for result in results)) if several else TRUE
         # The last step that may fail: the files that it writes are not deleted by a later error.
-        deletes = _marked(df, work, found, cores) if found and not copies else WrittenDeletes()
+        deletes = _marked(df, work, files, cores) if files and not copies else WrittenDeletes()
         more = _copied(df, work, rest, cores) if rest else WrittenFiles()
     except BaseException:
         data.discard(target.storage)
@@ -436,36 +442,36 @@ def _prepared(
 def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
     """All rows of each data file, merged from all tasks; sorted by spec, partition and path."""
     by_path: dict[str, list[_Rows]] = {}
-    for one in rows:
-        by_path.setdefault(one.file["file-path"], []).append(one)
-    found = []
+    for rows_of_file in rows:
+        by_path.setdefault(rows_of_file.file["file-path"], []).append(rows_of_file)
+    files = []
     for parts in by_path.values():
-        whole = BitMap64.union(*(BitMap64.deserialize(one.positions) for one in parts))
-        found.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).found())
-    return sorted(found, key=lambda one: (one.task.spec_id, repr(one.task.file.get("partition")), one.task.path))
+        whole = BitMap64.union(*(BitMap64.deserialize(rows_of_file.positions) for rows_of_file in parts))
+        files.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).found())
+    return sorted(files, key=lambda file: (file.task.spec_id, repr(file.task.file.get("partition")), file.task.path))
 
 
 def grouped(files: Sequence[FoundRows], weight: Callable[[FoundRows], int], most: int) -> list[list[FoundRows]]:
     """Groups of neighbouring files with a weight of at most `most`, or a single file that has more."""
     groups: list[list[FoundRows]] = []
-    held = 0
-    for one in files:
-        if not groups or held + weight(one) > most:
+    group_weight = 0
+    for file in files:
+        if not groups or group_weight + weight(file) > most:
             groups.append([])
-            held = 0
-        groups[-1].append(one)
-        held += weight(one)
+            group_weight = 0
+        groups[-1].append(file)
+        group_weight += weight(file)
     return groups
 
 
 def _copied(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenFiles:
-    total = sum(one.task.size_bytes for one in files)
-    groups = grouped(files, lambda one: one.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
+    total = sum(file.task.size_bytes for file in files)
+    groups = grouped(files, lambda file: file.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
     return WrittenFiles.joined(_run(df, partial(_copy, work), groups))
 
 
 def _copy(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenFiles:
-    return rewritten(work.opened, work.target, [one.found() for one in rows], ())
+    return rewritten(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows], ())
 
 
 def _marked(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenDeletes:
@@ -474,17 +480,17 @@ def _marked(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: 
     groups = grouped(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
     parts = _run(df, partial(_mark, work), groups)
     return WrittenDeletes(
-        tuple(file for part in parts for file in part.files), tuple(one for part in parts for one in part.removed)
+        tuple(file for part in parts for file in part.files), tuple(path for part in parts for path in part.removed)
     )
 
 
 def _mark(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenDeletes:
-    return marked(work.opened, work.target, [one.found() for one in rows])
+    return marked(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows])
 
 
 def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[FoundRows]]) -> list[T]:
     """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
     tasks stay as orphans."""
     context = df.sparkSession.sparkContext
-    given = [[_Rows.of(one) for one in group] for group in groups]
+    given = [[_Rows.of(file) for file in group] for group in groups]
     return list(context.parallelize(given, len(given)).map(task).collect())

@@ -1,21 +1,21 @@
-"""DataFrames written into a table: Parquet and index files by pyarrow in Spark's tasks, one commit by the driver.
+"""Writes DataFrames to a table: Spark tasks write Parquet and index files with pyarrow, the driver makes one commit.
 
-    write(df, "db.events", uri="http://127.0.0.1:8181")                           rows are added
-    write(df, "db.events", uri=…, mode="overwrite", where="day = '2026-11-21'")   … in the place of what this holds
-    write(df, "db.events", uri=…, mode="overwrite_partitions")                    … in the place of their partitions
-    write(df, "db.events", uri=…, mode="upsert", keys=["id"])                     … of those that have their keys
-    write(df, "db.events", uri=…, mode="delete", keys=["id"])                     rows that have these keys go
+    write(df, "db.events", uri="http://127.0.0.1:8181")                           adds rows
+    write(df, "db.events", uri=…, mode="overwrite", where="day = '2026-11-21'")   replaces the matching rows
+    write(df, "db.events", uri=…, mode="overwrite_partitions")                    replaces the partitions of the rows
+    write(df, "db.events", uri=…, mode="upsert", keys=["id"])                     replaces the rows with the same keys
+    write(df, "db.events", uri=…, mode="delete", keys=["id"])                     deletes the rows with the keys
 
-The last two are `upserting.py`'s. Here are the others.
+`upserts.py` has the last two modes, this module the others.
 
-The rule it keeps: what the table gets is what the tasks whose results Spark took have written. A task that is run
-again, or twice at once, writes files under names of its own; those of an attempt that fails are deleted by it, those of
-one that is killed stay as orphans, which no snapshot names. Until the commit nothing is visible, and a job that dies
-makes none.
+Invariant: the commit contains exactly the files of the task attempts whose results Spark accepted. A repeated or
+speculative attempt writes files with unique names. An attempt that fails deletes its files; the files of a killed
+attempt remain as orphans, which no snapshot references. Nothing is visible before the commit, and a job that dies does
+not commit.
 
-Rows are brought together as `write.distribution-mode` of the table says (Iceberg's names and defaults): `hash`, by
-partition, which a partitioned table without a sort order has; `range`, by the sort order, which a sorted table has;
-`none`, as they are. Whoever has shuffled already gives `distribution="none"`.
+`write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults): `hash`, by
+partition, the default of a partitioned table without a sort order; `range`, by the sort order, the default of a sorted
+table; `none`, unchanged. Callers that have already shuffled the rows pass `distribution="none"`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from seamark.connector.arrow.casting import conform
 from seamark.connector.client.client import Name, SeamarkClient
 from seamark.connector.client.commits import Producer, producer_named
 from seamark.connector.plans.quotes import backquoted
-from seamark.connector.spark.frames.results import RESULT, result_of, told_by
+from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import (
@@ -69,12 +69,12 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     UPSERT: (*_KEYED, "precombine", "columns"),
     DELETE: _KEYED,
 }
-"""Modes, and what each takes beside what all take."""
+"""The modes, and the parameters of each in addition to the common parameters."""
 
 
 @dataclass(frozen=True)
 class WriteReport:
-    """`commit` is the server's answer, None where there was nothing to commit. `skipped` as in `WrittenFiles`."""
+    """`commit` is the server's answer; None if there was nothing to commit. `skipped` as in `WrittenFiles`."""
 
     files: int
     rows: int
@@ -138,18 +138,17 @@ def write(
     summary: Mapping[str, str] | None = None,
     **how: Any,
 ) -> WriteReport | Report:
-    """One commit of a DataFrame's rows, columns found by name. `uri` or a `client` says where the server is.
+    """Writes a DataFrame's rows in one commit. Columns are matched by name. The server is `uri` or `client`.
 
-    An upsert needs `keys`; a delete goes by the table's identifier fields by default, else by the frame's only column.
+    An upsert needs `keys`. A delete uses the table's identifier fields by default, or the frame's only column.
     `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
-    `columns`, `way`, `read_snapshot_id` and `attempts` are as there, but of rows that are equally late any may count.
-    Up to `driver_rows` rows are changed by the driver, unless copy-on-write has many bytes to copy.
+    `columns`, `way`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values any may
+    be kept. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
-    ValueError for a mode or distribution that there is not, and for what another mode takes. Unwritable, before any
-    task starts, for columns that the table does not have or that are of another type. Where values do not fit the
-    table, Spark's error says why (`Unwritable`). The server's refusals are of `seamark.connector.client.errors`; after
-    a conflict nothing is visible, and the write may be tried again. `producer` as in
-    `seamark.connector.write.appends.append`.
+    ValueError for an unknown mode or distribution, and for parameters of another mode. Unwritable, before any task
+    starts, for columns that the table does not have or that have another type. If values do not fit the table, Spark's
+    error has the reason (`Unwritable`). The server's errors are in `seamark.connector.client.errors`; after a conflict
+    nothing is visible, and the write can be repeated. `producer` as in `seamark.connector.write.appends.append`.
     """
     if client is None:
         if not uri:
@@ -160,13 +159,15 @@ def write(
     if unknown := [name for name in how if name not in _TAKES[mode]]:
         raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_TAKES[mode])}")
     producer_named(producer)
-    named = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
+    full_summary = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
-        return _changed(client, df, table, mode, {"branch": branch, "producer": producer, "summary": named}, **how)
+        return _changed(
+            client, df, table, mode, {"branch": branch, "producer": producer, "summary": full_summary}, **how
+        )
     into = destination(client, table, mode, where=how.get("where", True), branch=branch)
     check_fits(df.schema, into.target)
     written = written_by(df, into.target, how.get("distribution"))
-    answer = into.commit(client, written, producer=producer, summary=named)
+    answer = into.commit(client, written, producer=producer, summary=full_summary)
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
 
@@ -190,7 +191,7 @@ def _changed(
     if keys is None and mode == UPSERT:
         raise ValueError("say by which columns rows take the place of others: keys=[…]")
     check_names(keys, columns)
-    asked = UpsertRequest(
+    request = UpsertRequest(
         None if keys is None else tuple(keys),
         precombine,
         None if columns is None else tuple(columns),
@@ -199,18 +200,18 @@ def _changed(
         way,
         read_snapshot_id,
     )
-    return change(client, df, table, asked, attempts=attempts, driver_rows=driver_rows, **commit)
+    return change(client, df, table, request, attempts=attempts, driver_rows=driver_rows, **commit)
 
 
 def written_by(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
-    """Files of a DataFrame's rows, written by tasks and in no commit yet."""
+    """Writes a DataFrame's rows to files by tasks, without a commit."""
     spread = distributed(df, target, distribution)
-    found = told_by(spread.mapInArrow(partial(write_task, target), RESULT))
-    return WrittenFiles.joined(decoded(one) for one in found)
+    results = results_of(spread.mapInArrow(partial(write_task, target), RESULT))
+    return WrittenFiles.joined(decoded(result) for result in results)
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What one task does: its rows into files, which its one result names."""
+    """The work of one task: writes its rows to files; its only result is the list of files."""
     rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
     written = write_batches(target, rows)
     if written.files:
@@ -218,7 +219,7 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 
 def encoded(written: WrittenFiles) -> bytes:
-    """As tasks tell the driver; JSON, as the commit will be."""
+    """The form of task results: JSON, as in the commit."""
     return json.dumps([written.files, written.index_files, written.skipped]).encode()
 
 
@@ -227,11 +228,11 @@ def decoded(data: bytes) -> WrittenFiles:
     return WrittenFiles(tuple(files), tuple(index_files), tuple((path, why) for path, why in skipped))
 
 
-# Which task gets which rows
+# Distribution of rows to tasks
 
 
 def distributed(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
-    """The rows, brought together as the table asks. ValueError for a mode that there is not."""
+    """The rows, distributed as the table requires. ValueError for an unknown mode."""
     default = RANGE if target.sort_order.fields else HASH if target.spec.fields else NONE
     mode = distribution or target.properties.get(DISTRIBUTION, default)
     if mode not in (NONE, HASH, RANGE):
@@ -242,7 +243,7 @@ def distributed(df: DataFrame, target: WriteTarget, distribution: str | None = N
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
     placed = df.mapInArrow(partial(with_place, target), spark_types.StructType([*df.schema.fields, _place_field()]))
-    # By the partition's hash and, where there is one, the order within: a partition may then be several tasks' work.
+    # By the hash of the partition and, if there is one, the sort order: several tasks may then write a partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
 
 
@@ -251,19 +252,19 @@ def _place_field() -> spark_types.StructField:
 
 
 def with_place(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch with a number for each row that is the same for all rows of a partition."""
+    """Adds to each row a number that is equal for all rows of a partition."""
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:
             for partition, chosen in target.partitioner.split(conform(batch, target.schema, target.arrow)):
-                # The same in every process, unlike `hash` of text.
+                # Equal in every process, unlike `hash` of text.
                 number = zlib.crc32(repr(partition).encode()) & 0x7FFFFFFF
                 places[slice(None) if chosen is None else chosen] = number
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 
 def _sort_columns(target: WriteTarget) -> list[Column]:
-    """The table's order as Spark's, up to the first transform; each file is sorted by the whole of it in any case."""
+    """The table's sort order up to the first transform, for Spark; each file is sorted by the full order anyway."""
     columns: list[Column] = []
     for field in target.sort_order.fields:
         column = target.schema.column(field.sources[0])
@@ -274,7 +275,7 @@ def _sort_columns(target: WriteTarget) -> list[Column]:
 
 
 def _quoted(column: TableColumn, target: WriteTarget) -> str:
-    """Its path, as Spark reads names: each of them quoted, as it may hold a dot."""
+    """The column's path for Spark; each name is quoted, because it may contain a dot."""
     names, at = [], column
     while True:
         parent = None if at.parent is None else target.schema.column(at.parent)

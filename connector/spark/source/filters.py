@@ -1,9 +1,9 @@
-"""Filters that Spark pushes down, as expressions that are true for the same rows: exactly, or not at all.
+"""Converts the filters that Spark pushes down to equivalent expressions, or leaves them to Spark.
 
-What is taken is applied to every row by the reader, and Spark does not ask again. So a filter that would mean anything
-else than Spark means by it is left to Spark: other columns than the table's, values of other types than the column's,
-text in place of a uuid, `LIKE` patterns beyond a beginning. NaN is above every number and equal to itself, and zeros
-are equal, to Spark and to the reader (`filtering.py`).
+The reader applies an accepted filter to every row, and Spark does not evaluate it again. So a filter whose meaning
+might differ is left to Spark: on columns that the table does not have, with values of another type than the column's,
+with text for a uuid, `LIKE` patterns other than a prefix. For Spark and for the reader, NaN is greater than every
+number and equal to itself, and 0.0 equals -0.0 (`connector/arrow/filters.py`).
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ _NAN = {
     Op.GT_EQ: Op.IS_NAN,
     Op.LT_EQ: Op.NOT_NULL,
 }
-"""What a comparison with NaN says; nothing is above it."""
+"""A comparison with NaN as a predicate; no value is greater."""
 
 
 class _Unfit(Exception):
     pass
 
 
-def expression_of(given: spark.Filter, schema: Schema) -> Expression | None:
-    """Bound to the schema; None for a filter that is left to Spark."""
+def expression_of(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
+    """The filter as an expression bound to the schema; None if it is left to Spark."""
     try:
-        return bind(_read(given, schema, negated=False), schema, (), case_sensitive=True)
+        return bind(_read(spark_filter, schema, negated=False), schema, (), case_sensitive=True)
     except (_Unfit, BadRequest):
         return None
 
 
-def _read(given: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
-    """What is true where the filter is, or `negated` where it is false: SQL's "not" of null is not true."""
-    match given:
+def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
+    """An expression that is true where the filter is true; if `negated`, where it is false, which excludes null."""
+    match spark_filter:
         case spark.Not(child):
             return _read(child, schema, negated=not negated)
         case spark.IsNull(path) | spark.IsNotNull(path):
-            op = Op.IS_NULL if isinstance(given, spark.IsNull) != negated else Op.NOT_NULL
+            op = Op.IS_NULL if isinstance(spark_filter, spark.IsNull) != negated else Op.NOT_NULL
             return Unbound(op, _column(path, schema).name, IDENTITY, ())
         case spark.EqualNullSafe(path, value):
             return _null_safe(_column(path, schema), value, negated)
@@ -70,9 +70,9 @@ def _read(given: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
             if column.type != "string" or not isinstance(value, str):
                 raise _Unfit
             return _is(column, _op(Op.STARTS_WITH, negated), value)
-    if type(given) in _COMPARED:
-        column = _column(given.attribute, schema)  # type: ignore[attr-defined]
-        return _compared(_op(_COMPARED[type(given)], negated), column, given.value)  # type: ignore[attr-defined]
+    if type(spark_filter) in _COMPARED:
+        column = _column(spark_filter.attribute, schema)  # type: ignore[attr-defined]
+        return _compared(_op(_COMPARED[type(spark_filter)], negated), column, spark_filter.value)  # type: ignore[attr-defined]
     raise _Unfit
 
 
@@ -82,22 +82,22 @@ def _op(op: Op, negated: bool) -> Op:
 
 def _column(path: Sequence[str], schema: Schema) -> Column:
     fields: tuple[Field, ...] = schema.fields
-    found: Field | None = None
+    field: Field | None = None
     for name in path:
-        found = next((one for one in fields if one.name == name), None)
-        if found is None:
+        field = next((candidate for candidate in fields if candidate.name == name), None)
+        if field is None:
             raise _Unfit
-        fields = found.type.fields if isinstance(found.type, StructType) else ()
-    column = None if found is None else schema.column(found.id)
+        fields = field.type.fields if isinstance(field.type, StructType) else ()
+    column = None if field is None else schema.column(field.id)
     if column is None or schema.column_named(column.name) is not column:
         raise _Unfit
     return column
 
 
 def _is(column: Column, op: Op, *literals: object) -> Expression:
-    """A predicate that does not hold for null."""
-    found = Unbound(op, column.name, IDENTITY, literals)
-    return all_of(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), found) if op in NULL_MATCHES else found
+    """A predicate that is false for null."""
+    predicate = Unbound(op, column.name, IDENTITY, literals)
+    return all_of(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
 
 
 def _compared(op: Op, column: Column, value: object) -> Expression:
@@ -112,15 +112,15 @@ def _is_nan(literal: object) -> bool:
 
 
 def _among(column: Column, values: Sequence[object], negated: bool) -> Expression:
-    there = [_literal(column, one) for one in values if one is not None]
-    if not there:
+    literals = [_literal(column, value) for value in values if value is not None]
+    if not literals:
         raise _Unfit
-    if negated and len(there) < len(values):
-        return FALSE  # not in a list with null: null at best
-    numbers = [one for one in there if not _is_nan(one)]
-    found = [_is(column, _op(Op.IN, negated), *numbers)] if numbers else []
-    found += [_is(column, _op(Op.IS_NAN, negated))] if len(numbers) < len(there) else []
-    return all_of(*found) if negated else any_of(*found)
+    if negated and len(literals) < len(values):
+        return FALSE  # NOT IN a list with null is null or false
+    numbers = [literal for literal in literals if not _is_nan(literal)]
+    parts = [_is(column, _op(Op.IN, negated), *numbers)] if numbers else []
+    parts += [_is(column, _op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []
+    return all_of(*parts) if negated else any_of(*parts)
 
 
 def _null_safe(column: Column, value: object, negated: bool) -> Expression:
@@ -131,7 +131,7 @@ def _null_safe(column: Column, value: object, negated: bool) -> Expression:
 
 
 def _literal(column: Column, value: object) -> object:
-    """As JSON has a value of the column's type."""
+    """The value in the JSON form of the column's type."""
     kind = column.type if isinstance(column.type, str) else ""
     match value:
         case bool() if kind == "boolean":

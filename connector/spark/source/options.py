@@ -1,4 +1,4 @@
-"""What the options of `format("seamark")` say that readers and writers share: where the server is, and which table."""
+"""The options of `format("seamark")` that readers and writers share: the server and the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from seamark.connector.client.errors import BadRequest
 
 
 def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
-    """By `uri`, SEAMARK_URL by default, `token` and `table`; names in lower case. BadRequest where one is missing."""
+    """The client and the table, from the options `uri` (by default SEAMARK_URL), `token` and `table`, whose names are
+    in lower case. BadRequest if one is missing."""
     uri = options.get("uri") or os.environ.get("SEAMARK_URL")
     table = options.get("table") or options.get("path")
     if not uri or not table:
@@ -19,7 +20,7 @@ def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
 
 
 def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """BadRequest for what is neither true nor false."""
+    """BadRequest for other values than true and false."""
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")

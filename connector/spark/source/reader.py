@@ -1,17 +1,17 @@
-"""The reading half of `format("seamark")`: planned by the server with every index, read with pyarrow in Spark's tasks.
+"""The reader of `format("seamark")`: the server plans with all indexes, Spark's tasks read with pyarrow.
 
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
-The rule it keeps: the rows are those that Iceberg's own reader gives. A scan is planned once, on the driver; tasks read
-the files of that plan, and have what it takes to reach them, but no token of the catalog. Tables of version 3 are read
-like any other. A stream's offsets are snapshot ids, so that a batch that is run again reads the same files, and Spark's
-checkpoint makes it exactly once.
+Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once; tasks read the files of the
+plan and receive the access data for them, but no catalog token. Tables of format version 3 are supported. A stream's
+offsets are snapshot ids: a repeated batch reads the same files, and Spark's checkpoint makes the stream exactly-once.
 
-What PySpark 4.1 does not tell a Python source, options do: `columns` (or `.schema(…)`), as it does not say which
-columns a query uses, and `where`, any predicate in SQL, as it hands over no disjunctions. Filters that it does hand
-over are taken only with the option `push-filters`, and then each is applied to every row exactly (`filters.py`): Spark
-keeps what was pushed for one query of a `load()` and uses it for another that pushes nothing, or for all scans of one
-query (`PythonDataSourceV2` holds one read function), which then lack rows. So with it a `load()` may serve one query.
+Options replace what PySpark 4.1 does not pass to a Python source: `columns` (or `.schema(…)`), because the source does
+not receive the columns of a query, and `where`, any SQL predicate, because it does not receive disjunctions. Filters
+that the source receives are used only with the option `push-filters`, and then each filter is applied to every row
+(`filters.py`). Reason: Spark stores the filters of one query of a `load()` and reuses them for another query without
+filters, or for all scans of one query (`PythonDataSourceV2` has one read function); these then lack rows. So with
+`push-filters`, a `load()` may serve only one query.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, 
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-"""Spark's setting without which it refuses the option `push-filters`."""
+"""Spark's setting that the option `push-filters` requires."""
 SPLIT_BYTES = 128 << 20
 OPEN_BYTES = 4 << 20
-"""What opening a file is taken to cost, in bytes read; Spark's own default."""
+"""The assumed cost of opening a file, in bytes read; Spark's default."""
 SMALL_BYTES = 32 << 20
 TASKS_MIN = 16
-"""Tables of less than `SPLIT_BYTES` a task are divided, too, down to `SMALL_BYTES`."""
+"""If tasks of `SPLIT_BYTES` would be fewer, smaller tasks are made, down to `SMALL_BYTES`."""
 
 _METADATA: dict[str, spark_types.DataType] = {FILE: spark_types.StringType(), POSITION: spark_types.LongType()}
 _OPTIONS = frozenset(
@@ -58,7 +58,7 @@ _BEGINNING = "-1"
 
 @dataclass(frozen=True)
 class Options:
-    """What was given to `option`."""
+    """The options of a reader."""
 
     client: SeamarkClient
     table: str
@@ -75,9 +75,9 @@ class Options:
     skip_changes: bool
 
     @staticmethod
-    def of(given: Mapping[str, str]) -> Options:
-        """BadRequest for what is not known or makes no sense. `uri` is by default that of SEAMARK_URL."""
-        options = {name.lower(): value for name, value in given.items()}
+    def of(raw_options: Mapping[str, str]) -> Options:
+        """BadRequest for unknown or contradictory options. `uri` is by default SEAMARK_URL."""
+        options = {name.lower(): value for name, value in raw_options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(_OPTIONS))}")
@@ -90,9 +90,9 @@ class Options:
             ref=options.get("branch") or options.get("tag"),
             as_of_ms=_milliseconds(options["as-of"]) if "as-of" in options else None,
         )
-        columns = [one.strip() for one in options.get("columns", "").split(",") if one.strip()]
+        columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
         start, end = _number(options, "start-snapshot-id"), _number(options, "end-snapshot-id")
-        told = flag(options, "changes", False)
+        with_changes = flag(options, "changes", False)
         if end is not None and named:
             raise BadRequest(f"{named[0]} and end-snapshot-id are both given; say which snapshot in one way")
         return Options(
@@ -107,7 +107,7 @@ class Options:
             split_bytes=_number(options, "split-bytes") or SPLIT_BYTES,
             start=start,
             end=end,
-            changes=told,
+            changes=with_changes,
             skip_changes=flag(options, "skip-changes", False),
         )
 
@@ -129,7 +129,7 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
 
 
 def _milliseconds(text: str) -> int:
-    """Of milliseconds since the epoch, or a time as 2026-01-31T12:00:00, UTC where it has no offset."""
+    """Accepts milliseconds since the epoch, or a time like 2026-01-31T12:00:00, in UTC if it has no offset."""
     if text.isascii() and text.isdigit():
         return int(text)
     try:
@@ -142,8 +142,8 @@ def _milliseconds(text: str) -> int:
 
 
 def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
-    """BadRequest for a column that there is not, or that Spark has no type for."""
-    by_name = {one.name: one for one in table.schema.fields}
+    """BadRequest for an unknown column, or a column without a Spark type."""
+    by_name = {field.name: field for field in table.schema.fields}
     names = options.columns or (*by_name, *((CHANGE_TYPE,) if options.changes else ()))
     special = _special(options.changes)
     fields = []
@@ -159,38 +159,38 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     return spark_types.StructType(fields)
 
 
-def _special(told: bool) -> dict[str, spark_types.DataType]:
-    return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if told else {})}
+def _special(with_changes: bool) -> dict[str, spark_types.DataType]:
+    return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if with_changes else {})}
 
 
 def checked(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
-    """The schema that Spark asks for, which users may have given. BadRequest where it is not the table's."""
-    by_name = {one.name: one for one in table.schema.fields}
+    """The schema that Spark passes, which may come from the user. BadRequest if it does not match the table."""
+    by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
-        wanted = _special(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
-        if wanted is None or wanted.simpleString() != field.dataType.simpleString():
-            told = "is no column of the table" if wanted is None else f"is {wanted.simpleString()} in the table"
-            raise BadRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {told}")
+        expected = _special(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
+        if expected is None or expected.simpleString() != field.dataType.simpleString():
+            problem = "is no column of the table" if expected is None else f"is {expected.simpleString()} in the table"
+            raise BadRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {problem}")
     return schema
 
 
 class RowReader:
-    """How parts are read; goes to Spark's tasks."""
+    """Reads the changes of a task. It is pickled for Spark's tasks."""
 
     def __init__(self, table: OpenTable, schema: spark_types.StructType, where: Expression) -> None:
-        names = [one for one in schema.fieldNames() if one != CHANGE_TYPE]
-        kinds = {one.name: one.type for one in table.schema.fields}
-        self._wanted = ReadPlan(table.metadata, table.schema, tuple(names), where)
+        names = [name for name in schema.fieldNames() if name != CHANGE_TYPE]
+        kinds = {field.name: field.type for field in table.schema.fields}
+        self._read_plan = ReadPlan(table.metadata, table.schema, tuple(names), where)
         self._storage = table.storage
         self._names = schema.fieldNames()
         self._kinds = {name: kinds[name] for name in names if name in kinds}
 
-    def read(self, given: Iterable[SnapshotChange]) -> Iterator[pa.RecordBatch]:
+    def read(self, snapshot_changes: Iterable[SnapshotChange]) -> Iterator[pa.RecordBatch]:
         converts = {name: convert for name, kind in self._kinds.items() if (convert := for_spark(kind)) is not None}
-        reader = TaskReader(self._wanted, self._storage, threads=False)
-        for one in given:
-            for batch in reader.read(one.task):
-                yield self._for_spark(batch, one.kind, converts)
+        reader = TaskReader(self._read_plan, self._storage, threads=False)
+        for change in snapshot_changes:
+            for batch in reader.read(change.task):
+                yield self._for_spark(batch, change.kind, converts)
 
     def _for_spark(self, batch: pa.RecordBatch, kind: str, converts: Mapping[str, Convert]) -> pa.RecordBatch:
         arrays = []
@@ -205,7 +205,7 @@ class RowReader:
 
 @dataclass
 class ReadTask(InputPartition):
-    """What one Spark task reads: files or parts of files, of rows inserted or deleted."""
+    """The input of one Spark task: files or parts of files, with rows that were inserted or deleted."""
 
     rows: RowReader
     changes: list[SnapshotChange]
@@ -221,15 +221,15 @@ class BatchReader(DataSourceReader):
         self._where = bound_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For Spark's tasks, whose parts say everything."""
+        """For Spark's tasks: partitions contain everything that they need."""
         return {}
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        rows, found = RowReader(self._table, self._schema, self._where), self._changes()
+        rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._changes()
         if options.limit is not None:
-            return [ReadTask(rows, _enough(found, options.limit, self._where), options.limit)]
-        return parts_of(found, rows, options.split_bytes)
+            return [ReadTask(rows, _enough(snapshot_changes, options.limit, self._where), options.limit)]
+        return parts_of(snapshot_changes, rows, options.split_bytes)
 
     def _changes(self) -> Iterator[SnapshotChange]:
         options, table, client = self._options, self._table, self._options.client
@@ -239,33 +239,33 @@ class BatchReader(DataSourceReader):
             return changes(client, table, options.start, cast("int", table.snapshot_id))
         if options.incremental:
             history(table, options.start, cast("int", table.snapshot_id))
-            found = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._where)
-            return (SnapshotChange(INSERT, one) for one in found)
-        found = plan(client, table, self._where, least_rows=options.limit)
+            tasks = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._where)
+            return (SnapshotChange(INSERT, task) for task in tasks)
+        tasks = plan(client, table, self._where, least_rows=options.limit)
         if options.bitmaps:
-            found = with_rows(client, table, self._where, found)
-        return (SnapshotChange(INSERT, one) for one in found)
+            tasks = with_rows(client, table, self._where, tasks)
+        return (SnapshotChange(INSERT, task) for task in tasks)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # None is PySpark's own, where a plan has no files.
+        # PySpark passes None for a plan without files.
         return iter(()) if partition is None else cast("ReadTask", partition).read()
 
 
 class FilteringReader(BatchReader):
-    """With the option `push-filters`. Spark asks every source that has this method, so others must not have it."""
+    """A reader with the option `push-filters`. Spark calls `pushFilters` if it exists, so `BatchReader` lacks it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Those that are left to Spark."""
-        for one in filters:
-            found = expression_of(one, self._table.schema)
-            if found is None:
-                yield one
+        """Yields the filters that are left to Spark."""
+        for spark_filter in filters:
+            expression = expression_of(spark_filter, self._table.schema)
+            if expression is None:
+                yield spark_filter
             else:
-                self._where = all_of(self._where, found)
+                self._where = all_of(self._where, expression)
 
 
 class StreamReader(DataSourceStreamReader):
-    """Rows that append snapshots added, from `start-snapshot-id` on; without one, the table as it is first."""
+    """The rows that append snapshots added after `start-snapshot-id`; without it, first the rows of the table."""
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         if options.changes or options.limit is not None or (options.at.ref is None and options.at != CURRENT):
@@ -274,7 +274,7 @@ class StreamReader(DataSourceStreamReader):
         self._where = bound_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For Spark's tasks, whose parts say everything."""
+        """For Spark's tasks: partitions contain everything that they need."""
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
@@ -285,28 +285,28 @@ class StreamReader(DataSourceStreamReader):
         return _offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """By the schema that the stream began with, whatever the table's is by now."""
+        """Uses the schema from the start of the stream, even if the table's schema has changed."""
         options, first, last = self._options, _snapshot_of(start), _snapshot_of(end)
         if last is None or first == last:
             return []
         opened = open_table(options.client, options.table, At(snapshot_id=last), history=True)
         table = replace(opened, schema=self._table.schema)
         if first is None:
-            found = plan(options.client, table, self._where)
+            tasks = plan(options.client, table, self._where)
         else:
             self._check(table, first, last)
-            found = plan_appends(options.client, table, first, last, self._where)
+            tasks = plan_appends(options.client, table, first, last, self._where)
         rows = RowReader(table, self._schema, self._where)
-        return parts_of((SnapshotChange(INSERT, one) for one in found), rows, options.split_bytes)
+        return parts_of((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
-        """BadRequest where rows were deleted or rewritten on the way, which a stream of rows cannot say."""
-        for one in history(table, first, last):
-            operation = one.summary_map().get(OPERATION)
+        """BadRequest if a snapshot deleted or rewrote rows, which a stream of rows cannot represent."""
+        for snapshot in history(table, first, last):
+            operation = snapshot.summary_map().get(OPERATION)
             if operation not in (APPEND, REPLACE) and not self._options.skip_changes:
                 raise BadRequest(
-                    f"Snapshot {one.snapshot_id} ({operation}) took rows away or wrote them anew, which a stream of "
-                    "appended rows cannot tell: pass over such by option('skip-changes', 'true'), or read changes"
+                    f"Snapshot {snapshot.snapshot_id} ({operation}) took rows away or wrote them anew, which a stream "
+                    "of appended rows cannot tell: pass over such by option('skip-changes', 'true'), or read changes"
                 )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -321,37 +321,39 @@ def _snapshot_of(offset: Mapping[str, str]) -> int | None:
     return None if offset["snapshot-id"] == _BEGINNING else int(offset["snapshot-id"])
 
 
-def _enough(found: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
-    """As many as surely hold so many rows."""
+def _enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
+    """The first changes that together certainly have `limit` rows."""
     taken: list[SnapshotChange] = []
     rows = 0
-    for one in found:
+    for change in snapshot_changes:
         if rows >= limit:
             break
-        taken.append(one)
-        sure = where == TRUE and not one.task.deletes and one.task.removed_by is None and one.task.rows is None
-        rows += one.task.records if sure else 0
+        taken.append(change)
+        exact = (
+            where == TRUE and not change.task.deletes and change.task.removed_by is None and change.task.rows is None
+        )
+        rows += change.task.records if exact else 0
     return taken
 
 
-def parts_of(found: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
-    """Tasks of about so many bytes; of less where there would be few. Large files are cut at row groups."""
-    every = list(found)
-    total = sum(one.task.size_bytes + OPEN_BYTES for one in every)
+def parts_of(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
+    """Tasks of about `split_bytes` bytes; smaller if there would be few tasks. Large files are split at row groups."""
+    all_changes = list(snapshot_changes)
+    total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)
     most = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))
     parts: list[InputPartition] = []
-    held: list[SnapshotChange] = []
+    group: list[SnapshotChange] = []
     size = 0
-    for one in every:
-        for task in _pieces(one.task, most):
+    for change in all_changes:
+        for task in _pieces(change.task, most):
             span = task.span or (0, task.size_bytes)
             cost = span[1] - span[0] + OPEN_BYTES
-            if held and size + cost > most + OPEN_BYTES:
-                parts.append(ReadTask(rows, held))
-                held, size = [], 0
-            held.append(one._replace(task=task))
+            if group and size + cost > most + OPEN_BYTES:
+                parts.append(ReadTask(rows, group))
+                group, size = [], 0
+            group.append(change._replace(task=task))
             size += cost
-    return [*parts, ReadTask(rows, held)] if held else parts
+    return [*parts, ReadTask(rows, group)] if group else parts
 
 
 def _pieces(task: ScanTask, most: int) -> Iterator[ScanTask]:

@@ -1,20 +1,20 @@
-"""The writing half of `format("seamark")`: batches by `df.write`, streams by `df.writeStream`.
+"""The writer of `format("seamark")`: batches with `df.write`, streams with `df.writeStream`.
 
     df.write.format("seamark").option("uri", …).option("table", "db.events").mode("append").save()
     stream.writeStream.format("seamark").option("uri", …).option("table", …).option("checkpointLocation", …).start()
 
-`mode("overwrite")` puts the rows in the place of those that the option `replace-where` holds, of all by default; with
-`replace-partitions` in the place of their partitions. Rows come as Spark has them spread over its tasks: shuffle first,
-or use `writing.write`, which does it as the table asks.
+`mode("overwrite")` replaces the rows that match the option `replace-where`, by default all rows; with
+`replace-partitions`, the partitions of the new rows. Rows are written in Spark's distribution: shuffle them first, or
+use `frames.writes.write`, which distributes them as the table requires.
 
-A stream commits each of its batches once. The commit names the query, by the id that Spark keeps in its checkpoint, and
-the batch's number; what was committed under these before is not committed again, whatever was lost or run twice. Spark
-runs only the last batch again, with the rows that it had. So a batch before the last is none of these, but comes of a
-checkpoint that is older than the table: it is refused, as rows in it may not be in the table yet.
+A stream commits each batch once. The commit contains the query's id, which Spark stores in the checkpoint, and the
+batch's number; a batch with the same id and number is not committed again after losses and repetitions. Spark repeats
+only the last batch, with the same rows. An earlier batch therefore comes from a checkpoint that is older than the
+table; it is refused, because its rows may not be in the table.
 
-The rules it keeps. A batch is taken for one that is in the table only where it is that one. And no file is deleted that
-a snapshot may name: Spark aborts a write whose commit failed, also where nobody knows whether it did; so aborting
-deletes nothing, and what other tasks of a failed job wrote stays as orphans.
+Invariants: a batch is treated as a duplicate only if it is the same batch. No file is deleted that a snapshot may
+reference: Spark aborts a write after a failed commit, even if the outcome is unknown. So `abort` deletes nothing, and
+files of other tasks of a failed job remain as orphans.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PRODUCER_PREFIX = "spark-stream-"
 
 @dataclass
 class SinkCommit(WriterCommitMessage):
-    """What one task has written, for which table and which streaming query."""
+    """The files that a task has written, with their table and streaming query."""
 
     data: bytes
     table_uuid: str
@@ -62,15 +62,15 @@ class SinkCommit(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What was given to `option`, of a writer."""
+    """The options of a writer."""
 
     client: SeamarkClient = field(repr=False)
     into: Destination
 
     @staticmethod
-    def of(given: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
-        """BadRequest for what is not known or makes no sense; Unwritable for columns that do not fit the table."""
-        options = {name.lower(): value for name, value in given.items()}
+    def of(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
+        """BadRequest for unknown or contradictory options; Unwritable for columns that do not fit the table."""
+        options = {name.lower(): value for name, value in raw_options.items()}
         known = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
         if unknown := sorted(options.keys() - known):
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
@@ -99,7 +99,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options.into.commit(self._options.client, _joined(messages), summary={"engine-name": "spark"})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: see above."""
+        """Deletes nothing; see the module's docstring."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -110,12 +110,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _written(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        # This writer was made anew for the commit, and the name may lead elsewhere by now.
+        # Spark creates a new writer for the commit, and the name may refer to another table now.
         table_uuid = self._options.into.target.table_uuid
-        if any(isinstance(one, SinkCommit) and one.table_uuid != table_uuid for one in messages):
+        if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):
             raise BadRequest("The table was replaced by another while rows were written for it; start the query again")
-        query = next((one.query_id for one in messages if isinstance(one, SinkCommit) and one.query_id), None)
-        if query is None and any(isinstance(one, SinkCommit) for one in messages):
+        query = next(
+            (message.query_id for message in messages if isinstance(message, SinkCommit) and message.query_id), None
+        )
+        if query is None and any(isinstance(message, SinkCommit) for message in messages):
             raise BadRequest(
                 "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
                 "foreachBatch and seamark.spark.write(…, producer=(a name of the query, the batch's number))"
@@ -128,14 +130,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._check_last(producer, answer["snapshot-id"])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: see above."""
+        """Deletes nothing; see the module's docstring."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """BadRequest unless the batch that was committed before is the last. Of the last the snapshot is known."""
+        """BadRequest unless the committed batch is the query's last batch. The snapshot is known only for the last."""
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)
-        told = (one.summary_map() for one in decode_table(loaded.metadata, loaded.location).snapshots)
-        later = [int(said[SEQUENCE_KEY]) for said in told if said.get(PRODUCER_KEY) == name]
+        summaries = (snapshot.summary_map() for snapshot in decode_table(loaded.metadata, loaded.location).snapshots)
+        later = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
         if snapshot_id is None or max(later, default=number) > number:
             last = max(later, default="a later one")
             raise BadRequest(
@@ -152,4 +154,4 @@ def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit
 
 
 def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
-    return WrittenFiles.joined(decoded(one.data) for one in messages if isinstance(one, SinkCommit))
+    return WrittenFiles.joined(decoded(message.data) for message in messages if isinstance(message, SinkCommit))

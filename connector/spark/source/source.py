@@ -1,8 +1,8 @@
-"""`format("seamark")`: tables that Spark reads and writes by way of the server, without Iceberg's jars.
+"""`format("seamark")`: Spark reads and writes tables through the server, without Iceberg's jars.
 
     register(spark)
 
-What it reads is `reader.py`'s, what it writes `sink.py`'s.
+`reader.py` has the readers, `sink.py` the writers.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ else:
 
 
 class SeamarkSource(DataSource):
-    """What a query names `seamark`."""
+    """The data source `seamark`."""
 
     @classmethod
     def name(cls) -> str:
         return "seamark"
 
     def schema(self) -> spark_types.StructType:
-        """Of the columns named, or of all of the snapshot's schema."""
+        """The schema of the columns in the options, by default of all columns of the snapshot."""
         options = Options.of(self.options)
         return schema_of(options.open(), options)
 
     def reader(self, schema: spark_types.StructType) -> DataSourceReader:
         options = Options.of(self.options)
         opened = options.open()
-        made = FilteringReader if options.push_filters else BatchReader
-        return made(options, opened, checked(schema, opened))
+        reader_class = FilteringReader if options.push_filters else BatchReader
+        return reader_class(options, opened, checked(schema, opened))
 
     def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
         options = Options.of(self.options)
@@ -66,5 +66,5 @@ class SeamarkSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("seamark")` known to a session."""
+    """Registers `format("seamark")` with a session."""
     spark.dataSource.register(SeamarkSource)

@@ -1,14 +1,14 @@
-"""Trino's row filters and column masks, as far as they decide whether a rewritten statement may give its rows.
+"""Trino's row filters and column masks: they decide whether a rewritten statement may return its rows.
 
-Trino applies its rules to a version of a table as it does to the table. Two things it cannot see. A mask changes a
-column's values before the statement's condition is applied, and plans leave files out by the values that are stored.
-And a join with a table leaves files out by all rows of that table that meet its condition, those behind a filter
-included, so how much is read tells of them. Trino says which rules are in force, of each table that a statement reads,
-in `referencedTables` of `GET /v1/query/{id}`, once it has analysed the statement.
+Trino applies its access rules to a version of a table as it does to the table. Two effects are invisible to Trino. A
+mask changes a column's values before the statement's condition is applied, but plans prune files by the stored values.
+A join prunes files by all rows of the other table that match its condition, including rows behind a row filter, so the
+amount of data that is read reveals those rows. After the analysis of a statement, `referencedTables` of
+`GET /v1/query/{id}` lists the rules in force for each table that the statement reads.
 
-The rule kept: where a column is masked that files were left out by, where a table is filtered by whose rows files of
-another were left out, where a rule has a query of its own, and where it is not known what is in force, the statement
-runs as it came. How many files were left out is told to nobody who is subject to a rule.
+Invariant: the original statement runs if files were pruned by a masked column, if files were pruned by the rows of a
+filtered table, if a rule contains a query, or if the rules in force are unknown. A user who is subject to a rule never
+receives the number of pruned files.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class RuleDecision(Enum):
 
 @dataclass(frozen=True)
 class Used:
-    """What files were left out by. `columns` of each table that is read by a plan, and of those that these are joined
-    with; `limiting` are the latter. `views` are read through plan views. `explains`: what is read is shown."""
+    """What files were pruned by. `columns`: for each table that is read through a plan, and each table that limits it
+    in a join. `limiting`: the latter tables. `views`: read through plan views. `explains`: the statement shows what is
+    read."""
 
     columns: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
     limiting: frozenset[TableName] = frozenset()
@@ -65,7 +66,7 @@ class _Table(msgspec.Struct):
 
     @property
     def rules(self) -> list[str]:
-        return [*self.filters, *(one.mask for one in self.columns if one.mask is not None)]
+        return [*self.filters, *(column.mask for column in self.columns if column.mask is not None)]
 
 
 class _Session(msgspec.Struct, rename="camel"):
@@ -78,19 +79,19 @@ class _Query(msgspec.Struct, rename="camel"):
 
 
 def judge(answer: bytes, used: Used) -> RuleDecision:
-    """By what `GET /v1/query/{id}?pruned=true` says of the rewritten statement."""
+    """Decides by the answer to `GET /v1/query/{id}?pruned=true` for the rewritten statement."""
     try:
         query = msgspec.json.decode(answer, type=_Query)
     except msgspec.MsgspecError:
         return RuleDecision.UNKNOWN
     tables = query.referenced_tables
-    if not {*used.columns, *used.views} <= {one.name for one in tables}:
+    if not {*used.columns, *used.views} <= {table.name for table in tables}:
         return RuleDecision.UNKNOWN
     if any(_needs_partition_filter(query.session.catalog_properties.get(name[0], {})) for name in used.columns):
         return RuleDecision.FORBIDDEN
-    if any(_forbids(one, used) for one in tables):
+    if any(_forbids(table, used) for table in tables):
         return RuleDecision.FORBIDDEN
-    if not any(one.rules for one in tables):
+    if not any(table.rules for table in tables):
         return RuleDecision.FREE
     return RuleDecision.FORBIDDEN if used.explains else RuleDecision.QUIET
 
@@ -102,7 +103,7 @@ def _forbids(table: _Table, used: Used) -> bool:
         return True
     if any(_SUBQUERY.search(rule) for rule in table.rules):
         return True
-    masked = {one.column.lower() for one in table.columns if one.mask is not None}
+    masked = {column.column.lower() for column in table.columns if column.mask is not None}
     if masked & used.columns.get(table.name, frozenset()):
         return True
     return bool(table.filters) and table.name in used.limiting

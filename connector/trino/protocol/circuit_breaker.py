@@ -1,7 +1,7 @@
-"""A circuit breaker: after some failures in a row nobody is asked for a while, which doubles while trials fail.
+"""A circuit breaker: after several failures in a row it blocks calls for a time, which doubles with each failed trial.
 
-Closed, all ask. Open, nobody does. When its time is over, one asks as a trial: success closes it, failure opens it for
-twice as long. Single-threaded, like the event loop that owns it.
+Closed: all calls are allowed. Open: none is. When the time is over, one call is allowed as a trial: success closes the
+breaker, failure opens it for twice the time. Belongs to one event loop; not thread-safe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PATIENCE_S, PATIENCE_MAX_S = 1.0, 60.0
 
 
 class Breaker:
-    """`now` is a clock that never steps back, in seconds."""
+    """`now` is a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -28,12 +28,12 @@ class Breaker:
         return self._open_until_s is not None
 
     def may_ask(self) -> bool:
-        """Whoever gets True asks, and says what came of it: `succeeded` or `failed`."""
+        """True if the call is allowed; the caller then reports its outcome: `succeeded` or `failed`."""
         if self._open_until_s is None:
             return True
         if self._now() < self._open_until_s:
             return False
-        # The trial is this one's. Should it never say what came of it, another one follows.
+        # This call is the trial. If it never reports an outcome, another trial is allowed after the same time.
         self._open_until_s, self._trial = self._now() + self._patience_s, True
         return True
 
@@ -42,7 +42,7 @@ class Breaker:
 
     def failed(self) -> None:
         if self._open_until_s is not None and not self._trial:
-            return  # asked before it opened: nothing new
+            return  # a call from before the breaker opened
         self._failures += 1
         if self._trial:
             self._patience_s = min(2 * self._patience_s, PATIENCE_MAX_S)

@@ -1,9 +1,9 @@
-"""Trino's coordinators behind the proxy, and which of them a request is for.
+"""Trino's coordinators behind the proxy, and the choice of the coordinator for a request.
 
-New statements go round. What belongs to a statement stays with the coordinator that took it, and the proxy remembers
-nothing for that: where there are several, each is told in `X-Forwarded-Prefix` to put a path of its own before every
-URI that it hands out, and Trino does (nextUri, infoUri, spooled segments, OAuth's redirects). The path is drawn from
-the coordinator's URL, so that any proxy over the same coordinators understands what another one's clients bring.
+New statements are distributed round-robin. Later requests of a statement go to the coordinator that received it, and
+the proxy stores no state for this: with several coordinators, each receives a path prefix in `X-Forwarded-Prefix`.
+Trino adds the prefix to every URI that it returns (nextUri, infoUri, spooled segments, OAuth redirects). The prefix is
+a hash of the coordinator's URL, so every proxy with the same coordinators understands the URIs.
 """
 
 from __future__ import annotations
@@ -15,55 +15,56 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 OWN = "/seamark"
-"""Below it lies what is the proxy's own; Trino has nothing there."""
+"""The paths of the proxy itself; Trino has no paths below it."""
 _PREFIX = f"{OWN}/c/"
 
 
 class NoSuchCoordinator(Exception):
-    """A path with the prefix of a coordinator that is not, or no longer, behind this proxy."""
+    """A path has the prefix of a coordinator that is not behind this proxy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
     url: str
-    """Scheme, host and port, nothing after them."""
+    """Scheme, host and port only."""
     prefix: str
-    """What its URIs begin with; empty where it is the only one."""
+    """Path prefix of its URIs; empty if it is the only coordinator."""
 
     def __str__(self) -> str:
         return self.url
 
 
 class Coordinators:
-    """ValueError for a URL that is none, or more than scheme, host and port."""
+    """ValueError for a URL that is invalid, or has more than scheme, host and port."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         origins = [_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
             raise ValueError(f"{', '.join(origins) or 'none'}: at least one coordinator is needed, and none twice")
         several = len(origins) > 1
-        self.all = tuple(Coordinator(one, _prefix(one) if several else "") for one in origins)
-        self._by_prefix = {_prefix(one.url): one for one in self.all}
+        self.all = tuple(Coordinator(origin, _prefix(origin) if several else "") for origin in origins)
+        self._by_prefix = {_prefix(coordinator.url): coordinator for coordinator in self.all}
         self._turn = itertools.count()
 
     def in_turn(self) -> tuple[Coordinator, ...]:
-        """All of them, another one first each time: who cannot be reached is passed over."""
+        """All coordinators, each time with the next coordinator first; the others are used if it cannot be reached."""
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
     def named(self, target: str) -> tuple[Coordinator | None, str]:
-        """Whose prefix a request's target begins with, None for none, and the target without it. NoSuchCoordinator."""
+        """The coordinator that the path prefix names, None without a prefix; and the target without the prefix.
+        NoSuchCoordinator for an unknown prefix."""
         if not target.startswith(_PREFIX):
             return None, target
         end = target.find("/", len(_PREFIX))
         prefix, rest = (target, "/") if end < 0 else (target[:end], target[end:])
-        found = self._by_prefix.get(prefix)
-        if found is None:
+        coordinator = self._by_prefix.get(prefix)
+        if coordinator is None:
             raise NoSuchCoordinator(prefix.removeprefix(_PREFIX))
-        return found, rest
+        return coordinator, rest
 
     def of_page(self, referer: str) -> Coordinator | None:
-        """Whose page asks: Trino's web console asks for paths without the prefix that its page came by."""
+        """The coordinator of a page: Trino's web console requests paths without the prefix of its page."""
         try:
             return self.named(urlsplit(referer).path)[0]
         except (NoSuchCoordinator, ValueError):

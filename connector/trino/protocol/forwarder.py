@@ -1,12 +1,12 @@
-"""One request passed on to a coordinator, and its answer passed back, as they are.
+"""Forwards a request to a coordinator, and returns its answer unchanged.
 
-The rule kept: nothing is read that need not be. Bodies go through chunk by chunk, as fast as the slower side takes
-them, compressed or not; headers go both ways but for those that are about one connection alone (RFC 9110, 7.6.1).
-Trino makes the URIs of its answers from `X-Forwarded-*`, so no answer is ever changed. A client that leaves takes its
-request to the coordinator along; an answer that breaks off below breaks off above.
+Invariant: the proxy reads only what it needs. Bodies are streamed in chunks, at the speed of the slower side,
+compressed or not. Headers are forwarded in both directions, except hop-by-hop headers (RFC 9110, 7.6.1). Trino derives
+the URIs in its answers from `X-Forwarded-*`, so answers need no change. If the client disconnects, the request to the
+coordinator is cancelled; if the coordinator's answer breaks off, the client's answer breaks off.
 
-`X-Forwarded-*` of the client's own are dropped unless the proxy is told that a proxy before it is to be trusted: Trino
-decides by them whether a connection is safe enough for passwords.
+The client's own `X-Forwarded-*` headers are dropped, unless the proxy is configured to trust a proxy in front of it:
+Trino decides by them whether a connection is secure enough for passwords.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from yarl import URL
 from seamark.connector.trino.protocol.coordinators import Coordinator
 
 HEADER_BYTES_MAX = 1 << 20
-"""Of one header field, either way: prepared statements come in headers. Of a client's whole header by default."""
+"""Maximum size of one header field in both directions (prepared statements are in headers), and by default of all
+header fields of a client's request."""
 HEADERS_MAX = 1000
 _CONNECT_S = 5.0
 _READ_S = 600.0
-"""Without a byte from the coordinator; its longest answers are long-polls of seconds."""
+"""Maximum time without a byte from the coordinator; its longest answers are long-polls of seconds."""
 _KEEPALIVE_S = 15.0
-"""Of idle connections to coordinators, which close theirs after minutes: none is used that is just being closed."""
+"""Idle time after which connections to coordinators are closed. Coordinators close theirs after minutes, so no request
+is sent on a connection that is being closed."""
 _VIA = "1.1 seamark"
 _HOP_BY_HOP = (
     *map(istr, ("Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade")),
     *map(istr, ("Proxy-Authenticate", "Proxy-Authorization")),
 )
-# All that Jetty's ForwardedRequestCustomizer, and Trino, believe of a proxy.
+# The headers that Jetty's ForwardedRequestCustomizer and Trino accept from proxies.
 _OF_PROXIES = (
     *map(istr, ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Port", "X-Forwarded-Prefix")),
     *map(istr, ("X-Forwarded-Proto", "X-Forwarded-Server", "X-Proxied-Https", "Proxy-Auth-Cert", "Proxy-Ssl-Id")),
@@ -48,9 +50,9 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
 Passing = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
-"""The coordinator that answered, its answer, and the headers that the client is to get."""
+"""Receives the coordinator, its answer, and the headers for the client."""
 _BODY_RATE_LEAST = 64 << 10
-"""Bytes a second that a client's body must have beyond its time."""
+"""Bytes per second; each received byte extends the time limit of a client's body at this rate."""
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -64,9 +66,9 @@ class RefusedBody(Exception):
 
 
 class ClientBody:
-    """A client's body within bounds of size and time. Time counts while the client is waited for: how long a
-    coordinator takes to accept what came does not. `refusal` says how it fell out of them, since aiohttp's client hides
-    the errors of a body that it sends."""
+    """A client's body with limits of size and time. Only the time that the proxy waits for the client counts, not the
+    time that a coordinator takes to accept the data. `refusal` is the violated limit; it is stored because aiohttp's
+    client hides the errors of a body that it sends."""
 
     def __init__(self, content: aiohttp.StreamReader, *, size_max: int, timeout_s: float) -> None:
         self._content = content
@@ -77,8 +79,8 @@ class ClientBody:
         self.refusal: RefusedBody | None = None
 
     async def readany(self) -> bytes:
-        """What has come, b"" at the end. RefusedBody."""
-        if self._content.is_eof() and self.refusal is None:  # most came with their headers
+        """The bytes received since the last call; b"" at the end. RefusedBody if a limit is exceeded."""
+        if self._content.is_eof() and self.refusal is None:  # most bodies arrive with their headers
             chunk = self._content.read_nowait()
         else:
             chunk = await self._wait()
@@ -91,7 +93,7 @@ class ClientBody:
         return self._content.at_eof()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """All that is still to come. RefusedBody."""
+        """The rest of the body. RefusedBody if a limit is exceeded."""
         while chunk := await self.readany():
             yield chunk
 
@@ -116,7 +118,7 @@ class ClientBody:
 
 @asynccontextmanager
 async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """To the coordinators. It keeps no cookies (they are the clients'), adds no headers, and unpacks nothing."""
+    """A client session for coordinators. It stores no cookies, adds no headers, and does not decompress."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=tls or True),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -132,7 +134,7 @@ async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aioht
 
 
 class Forwarder:
-    """Over the coordinators' `session`. `trust_forwarded`: the client is a proxy, whose `X-Forwarded-*` are true."""
+    """Uses the coordinators' `session`. `trust_forwarded`: clients are proxies whose `X-Forwarded-*` are trusted."""
 
     def __init__(self, session: aiohttp.ClientSession, *, trust_forwarded: bool) -> None:
         self._session = session
@@ -146,12 +148,12 @@ class Forwarder:
         headers: CIMultiDict[str],
         body: Body = None,
     ) -> aiohttp.ClientResponse:
-        """The coordinator's answer, its body unread. `target` is a path and query as they came, still escaped."""
+        """The coordinator's answer with an unread body. `target`: path and query as received, still escaped."""
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
 
     def headers_up(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        """The client's headers as the coordinator gets them."""
+        """The headers that the coordinator receives."""
         headers = _without(request.headers, _NOT_UP)
         before = request.headers if self._trust else {}
         proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
@@ -173,12 +175,12 @@ class Forwarder:
         target: str,
         body: Body = None,
         *,
-        told: Mapping[str, str] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
         passing: Passing | None = None,
     ) -> web.StreamResponse:
-        """The request sent to the first of the coordinators that can be reached, and its answer passed back with the
-        headers `told`. 502 where none can be, or the one that was does not answer. `passing` takes the place of
-        passing it back as it is, and gets it unpacked."""
+        """Sends the request to the first coordinator that can be reached, and returns its answer with `extra_headers`.
+        502 if none can be reached, or if the reached coordinator does not answer. `passing` replaces the unchanged
+        return of the answer; the answer is then not compressed."""
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
             headers = self.headers_up(request, coordinator)
@@ -186,7 +188,7 @@ class Forwarder:
                 headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
-            except _UNREACHED as error:  # nothing was sent: another one may be asked
+            except _UNREACHED as error:  # nothing was sent: the next coordinator can be tried
                 _log.warning("coordinator not reached", coordinator=str(coordinator), error=str(error))
                 unreached = error
                 continue
@@ -197,31 +199,31 @@ class Forwarder:
                 return failed(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
                 if passing is None:
-                    return await _pass_back(request, answer, told or {})
+                    return await _pass_back(request, answer, extra_headers or {})
                 try:
-                    return await passing(coordinator, answer, headers_down(answer, told or {}))
+                    return await passing(coordinator, answer, headers_down(answer, extra_headers or {}))
                 except (aiohttp.ClientError, TimeoutError) as error:
                     return failed(502, f"The answer broke off: {error or type(error).__name__}")
         return failed(502, f"No coordinator can be reached: {unreached}")
 
 
-def headers_down(answer: aiohttp.ClientResponse, told: Mapping[str, str]) -> CIMultiDict[str]:
-    """The coordinator's headers as the client gets them, and those `told`."""
+def headers_down(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """The headers that the client receives: the coordinator's and `extra_headers`."""
     headers = _without(answer.headers, _HOP_BY_HOP)
-    headers.update(told)
-    headers.setdefault("Server", "seamark")  # else aiohttp tells its version
+    headers.update(extra_headers)
+    headers.setdefault("Server", "seamark")  # otherwise aiohttp adds its version
     return headers
 
 
 async def _pass_back(
-    request: web.BaseRequest, answer: aiohttp.ClientResponse, told: Mapping[str, str]
+    request: web.BaseRequest, answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    headers = headers_down(answer, told)
+    headers = headers_down(answer, extra_headers)
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
         return failed(502, f"The answer broke off before its body: {error or type(error).__name__}")
-    if first and answer.content.at_eof():  # most answers are small: head and body in one packet
+    if first and answer.content.at_eof():  # most answers are small and arrive in one packet
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
@@ -232,7 +234,7 @@ async def _pass_back(
         async for chunk in answer.content.iter_any():
             await response.write(chunk)
     except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
-        # The client has part of it. That the connection ends too early is how HTTP says that the rest will not come.
+        # The client has received a part. An early end of the connection is the HTTP signal of an incomplete body.
         _log.warning("answer broke off", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
             request.transport.abort()
@@ -242,14 +244,14 @@ async def _pass_back(
 
 
 async def rest_of(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
-    """A body of which `read` has been read already."""
+    """The whole body, of which `read` has already been read."""
     yield read
     async for chunk in content.iter_any():
         yield chunk
 
 
 async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: int) -> tuple[bytes, bool]:
-    """The body, or its beginning (a little more than `size_bytes`) where it is longer; and whether that is all."""
+    """The body, or its beginning (slightly more than `size_bytes`) if it is longer; and whether it is complete."""
     parts: list[bytes] = []
     size = 0
     while size <= size_bytes:
@@ -262,12 +264,12 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
 
 
 def failed(status: int, why: str) -> web.Response:
-    """An answer of the proxy's own."""
+    """An error answer of the proxy itself."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 
 
 def _without(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
-    """Also without those that `Connection` says are about this connection."""
+    """The headers without `names` and without those that `Connection` lists as hop-by-hop."""
     left = CIMultiDict(headers)
     for value in headers.getall("Connection", ()):
         for name in value.split(","):

@@ -1,17 +1,17 @@
-"""A rewritten statement, watched until it is past the point where a plan can fail it.
+"""A rewritten statement, followed until its plan can no longer make it fail.
 
-A plan may be gone when Trino comes to resolve it, and its files may be. So the first answers are not the client's yet:
-the proxy follows them, until there are rows, or work has been done, or the time is over. Where the statement fails
-before that, it has given nothing to anybody, and the original takes its place. So it does where Trino's rules for its
-sender forbid to leave files out (`rules.py`), or have not been read: they are asked for beside the statement's answers,
-once it has left the queue.
+A plan or its files may have been removed before Trino resolves the plan. Therefore the proxy does not return the first
+answers to the client. It follows the statement until Trino returns rows or has done work, or until the time limit. If
+the statement fails before that, the client has received nothing, and the proxy runs the original instead. It also runs
+the original if Trino's access rules for the sender forbid pruning (`access_rules.py`) or could not be read. The rules
+are requested concurrently with the statement's answers, once the statement has left the queue.
 
-What the client then gets is an answer of Trino's as it came: the last one without rows. Its nextUri leads to the answer
-that was looked at, which Trino gives again to who asks again (a token may be asked twice, for clients whose connection
-broke). The answer to a POST has never had rows, and not every client would find them there.
+The client receives the last answer without rows, unchanged. Its nextUri leads to the answer that the proxy has read;
+Trino returns an answer again for the same token, for clients that lost their connection. The answer to a POST never
+has rows, and some clients ignore rows there.
 
-A query that goes on as it came is followed out of Trino's queue alone: nothing is asked for twice, and its client comes
-through the proxy a few times less.
+An unchanged query is followed only through Trino's queue: no answer is requested twice, and the client sends a few
+requests less through the proxy.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
 
 LOOKED_AT_BYTES = 1 << 16
-"""Of an answer. One that is longer has rows."""
+"""Maximum size of an answer that is decoded. A longer answer has rows."""
 _QUEUED = "/v1/statement/queued/"
 _BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
-_NOT_OURS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
-_TOO_MUCH = frozenset((400, 413, 414, 431))
-"""Statuses for a text, or a header, that became too long with plan tables."""
+_ENDED_BY_USERS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
+_TOO_LARGE = frozenset((400, 413, 414, 431))
+"""HTTP statuses for a statement, or a header, that plan names made too long."""
 FORBIDDEN = "RULES"
-"""A rule of Trino's access control is in force under which no file may be left out."""
+"""An access rule of Trino is in force that forbids pruning."""
 UNREAD = "RULES_UNREAD"
-"""Which rules are in force was not to be learned in time."""
+"""The access rules could not be read in time."""
 _RESOURCES = "INSUFFICIENT_RESOURCES"
-"""The type of errors for which the cluster needs anything but a second attempt."""
+"""The error type of statements that the cluster has no resources for; a second attempt would add load."""
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -66,7 +66,7 @@ class _Results(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class TrinoAnswer:
-    """One of Trino's, read."""
+    """An answer of Trino."""
 
     status: int
     reason: str
@@ -74,14 +74,14 @@ class TrinoAnswer:
     body: bytes
     next_uri: str | None
     is_allowed: bool = False
-    """Trino has planned the statement, so its sender may read what it reads."""
+    """Trino has planned the statement, so its sender is allowed to read its tables."""
     verdict: RuleDecision = RuleDecision.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Of the rewritten statement, before it gave anything: the original may take its place. `is_running`: it has not
-    failed, and is to be cancelled."""
+    """The rewritten statement returned nothing, so the original can replace it. `is_running`: it has not failed, and
+    must be cancelled."""
 
     name: str
     message: str
@@ -89,8 +89,8 @@ class Failure:
 
 
 class HeldStatement:
-    """Follows one statement. `get` asks the coordinator for a URI that it has handed out, `judge` what its rules are
-    for the query of an id; without, all are taken to be read."""
+    """Follows one statement. `get` requests a URI of the coordinator. `judge` decides by the access rules for the query
+    with an id; without `judge`, rules are not checked."""
 
     def __init__(
         self,
@@ -104,13 +104,13 @@ class HeldStatement:
         self._judging: asyncio.Task[RuleDecision] | None = None
         self._verdict = RuleDecision.UNKNOWN
         self._query_id = ""
-        self._until_s = time.monotonic() + hold_s
+        self._deadline_s = time.monotonic() + hold_s
         self.next_uri: str | None = None
-        """Where the statement goes on; what a cancellation is sent to while nobody else knows it."""
+        """Where the statement continues; a cancellation is sent there, because the client does not have this URI."""
 
     async def past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer | Failure:
-        """What the client is to get for its POST, of which `first` is the coordinator's answer. `headers` are those of
-        `first` as the client gets them. aiohttp.ClientError where even the first answer breaks off."""
+        """The answer to the client's POST. `first` is the coordinator's answer, `headers` its headers as the client
+        receives them. aiohttp.ClientError if the connection breaks during `first`."""
         try:
             return await self._past_planning(first, headers)
         finally:
@@ -119,64 +119,65 @@ class HeldStatement:
 
     async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer | Failure:
         answer, results = await _first(first, headers)
-        if answer.status in _TOO_MUCH:
+        if answer.status in _TOO_LARGE:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
-        if results is not None and results.error is not None and _is_mended_by_the_original(results.error):
+        if results is not None and results.error is not None and _may_retry_original(results.error):
             return Failure(results.error.error_name, results.error.message)
         self._query_id = results.id if results is not None else ""
-        while answer.next_uri is not None and time.monotonic() < self._until_s:
+        while answer.next_uri is not None and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
             if _QUEUED not in answer.next_uri:
-                self._begin_to_judge()
+                self._start_judging()
             try:
                 response = await self._get(answer.next_uri)
                 body, results = await _read(response)
             except (aiohttp.ClientError, TimeoutError):
-                break  # the client will see for itself
+                break  # the client will receive the same error
             if results is None:
                 break
-            if results.error is not None and _is_mended_by_the_original(results.error):
+            if results.error is not None and _may_retry_original(results.error):
                 return Failure(results.error.error_name, results.error.message)
-            if results.error is not None:  # of which there will be no rows
+            if results.error is not None:  # a failed statement returns no rows
                 return replace(answer, is_allowed=False)
             answer = replace(answer, is_allowed=results.stats.state not in _BEFORE_RUNNING)
             if results.next_uri is None or _has_begun(results):
                 break
             answer = replace(answer, body=body, next_uri=results.next_uri)
-        return await self._judged(answer)
+        return await self._apply_rules(answer)
 
-    def _begin_to_judge(self) -> None:
-        """Beside the statement's next answer, which may take a while. Too early, Trino knows of no rules yet."""
+    def _start_judging(self) -> None:
+        """Reads the rules concurrently with the next answer, which may take a while. Before the analysis, Trino reports
+        no rules."""
         if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
         if self._judging is not None and self._judging.done():
             self._verdict = self._judging.result()
             self._judging = None
         if self._judging is None and self._verdict is RuleDecision.UNKNOWN:
-            self._judging = asyncio.create_task(self._asked())
+            self._judging = asyncio.create_task(self._read_rules())
 
-    async def _asked(self) -> RuleDecision:
+    async def _read_rules(self) -> RuleDecision:
         try:
             return await self._judge(self._query_id) if self._judge is not None else RuleDecision.UNKNOWN
         except (aiohttp.ClientError, TimeoutError):
             return RuleDecision.UNKNOWN
 
-    async def _judged(self, answer: TrinoAnswer) -> TrinoAnswer | Failure:
+    async def _apply_rules(self, answer: TrinoAnswer) -> TrinoAnswer | Failure:
         if self._judge is None or answer.status != 200:
             return answer
         if self._judging is not None:
             self._verdict, self._judging = await self._judging, None
         if self._verdict is RuleDecision.UNKNOWN:
-            self._verdict = await self._asked()
+            self._verdict = await self._read_rules()
         if self._verdict in (RuleDecision.UNKNOWN, RuleDecision.FORBIDDEN):
             name = FORBIDDEN if self._verdict is RuleDecision.FORBIDDEN else UNREAD
             return Failure(name, self._verdict.value, is_running=True)
         return replace(answer, verdict=self._verdict)
 
     async def past_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer:
-        """The same for a query as it came: the last answer of those that are given in the queue, and have no rows."""
+        """The last answer of an unchanged query from the queue; it has no rows."""
         answer, _ = await _first(first, headers)
-        while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._until_s:
+        while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
             try:
                 body, results = await _read(await self._get(answer.next_uri))
@@ -189,7 +190,7 @@ class HeldStatement:
 
 
 async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[TrinoAnswer, _Results | None]:
-    """The answer to a POST, whole. aiohttp.ClientError where it breaks off."""
+    """The answer to a POST, complete. aiohttp.ClientError if the connection breaks."""
     async with response:
         body = await response.read()
     results = _results(response, body)
@@ -198,7 +199,7 @@ async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) ->
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
-    """The body, and what it says: None for what is no ordinary answer, or too long to be one without rows."""
+    """The body, and its content: None if it is not an ordinary answer, or too long for an answer without rows."""
     async with response:
         body, whole = await read_at_most(response.content, LOOKED_AT_BYTES)
         if not whole:
@@ -216,16 +217,16 @@ def _results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
 
 
 def _has_begun(results: _Results) -> bool:
-    """Whether there are rows, or splits were read to the end: then Trino has found the plan's metadata and files."""
+    """Whether there are rows, or splits have been completed: then Trino has found the plan's metadata and files."""
     stats = results.stats
     rows = bytes(results.data).strip() not in (b"null", b"[]")
     return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")
 
 
-def _is_mended_by_the_original(error: _Error) -> bool:
-    return error.error_name not in _NOT_OURS and error.error_type != _RESOURCES
+def _may_retry_original(error: _Error) -> bool:
+    return error.error_name not in _ENDED_BY_USERS and error.error_type != _RESOURCES
 
 
 def target_of(uri: str, prefix: str) -> str:
-    """Path and query of a URI that Trino has handed out, without what `X-Forwarded-Prefix` had it put before them."""
+    """Path and query of a URI from Trino, without the prefix that `X-Forwarded-Prefix` made Trino add."""
     return URL(uri, encoded=True).raw_path_qs.removeprefix(prefix)

@@ -1,4 +1,4 @@
-"""What the proxy counts, in Prometheus' terms: `GET /seamark/metrics`. Each proxy has its own registry."""
+"""Prometheus metrics of the proxy (`GET /seamark/metrics`). Each proxy has a separate registry."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ _PLAN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 class Counts:
     def __init__(self) -> None:
-        self.registry = own = prometheus.CollectorRegistry()
+        self.registry = registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter(
-            "seamark_trino_requests", "Requests answered, by the status' first digit.", ("status",), registry=own
+            "seamark_trino_requests", "Requests answered, by the status' first digit.", ("status",), registry=registry
         )
         self.statements = prometheus.Counter(
             "seamark_trino_statements",
             "Statements by what became of them: rewritten, unchanged, original (the rewritten one failed).",
             ("outcome",),
-            registry=own,
+            registry=registry,
         )
         self.plan_seconds = prometheus.Histogram(
             "seamark_trino_plan_seconds",
             "Time that statements waited for their plan tables.",
             buckets=_PLAN_SECONDS,
-            registry=own,
+            registry=registry,
         )
         self.files = prometheus.Counter(
             "seamark_trino_files", "Data files of scans that plan tables stand for: considered, kept.", ("which",),
-            registry=own,
+            registry=registry,
         )  # fmt: skip
-        self.answering = prometheus.Gauge("seamark_trino_requests_in_flight", "Requests being answered.", registry=own)
+        self.answering = prometheus.Gauge(
+            "seamark_trino_requests_in_flight", "Requests being answered.", registry=registry
+        )
         self.breaker_open = prometheus.Gauge(
             "seamark_trino_breaker_open",
             "1 while no plan tables are made because it failed: seamark to make them, trino to read them.",
             ("which",),
-            registry=own,
+            registry=registry,
         )
 
     def exposition(self) -> bytes:

@@ -1,12 +1,12 @@
-"""Plans that this proxy has had made, and those of them that no statement needs any more.
+"""The plans that this proxy requested, and the withdrawal of plans that no statement needs.
 
-A plan is shown to Trino as a snapshot of its table, so the catalog's answers grow with each that is shown. A statement
-needs its plans until Trino has analysed it. Some time after, the plans of all statements that are done are withdrawn,
-one request for each table. What a statement was answered and then did not use is withdrawn in the same way. A proxy
-that dies leaves its plans to their leases.
+A plan appears to Trino as a snapshot of its table, so each plan makes the catalog's answers larger. A statement needs
+its plans until Trino has analysed it. After an idle time, the proxy withdraws the plans of finished statements, with
+one request per table. It also withdraws plans that a statement received and did not use. If a proxy dies, its plans
+live until their leases end.
 
-The catalog shares a plan among the statements of one proxy. So a plan may be asked for while it is being withdrawn: the
-statement that takes it waits for that, and has it leased again first.
+The catalog shares a plan between the statements of one proxy. So a statement may receive a plan that is being
+withdrawn: the statement then waits for the withdrawal and renews the lease before it uses the plan.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from seamark.connector.client.errors import ClientError
 from seamark.connector.plans.async_client import Name
 
 IDLE_S = 1.0
-"""Repeated statements share a plan for so long without the catalog having to write anything."""
+"""Repeated statements share a plan during this time; the catalog then writes nothing."""
 _AT_ONCE = 500
 _REMEMBERED_S = 60.0
 _KNOWN_MAX = 100_000
-"""Beyond that many, plans are left to their leases."""
+"""Maximum number of plans that are tracked; further plans live until their leases end."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Plan = tuple[Name, int]
-"""The table, or the view, and the plan's id."""
+"""The table or view, and the plan's id."""
 Lease = Callable[[Name, list[int], int | None], Awaitable[None]]
 
 
@@ -41,57 +41,57 @@ Lease = Callable[[Name, list[int], int | None], Awaitable[None]]
 class _State:
     statements: int = 0
     idle_since_s: float = 0.0
-    left: asyncio.Event | None = None
-    """Set once it is withdrawn; None while it is shown."""
+    withdrawal: asyncio.Event | None = None
+    """Exists from the start of a withdrawal; set at its end. None while the plan is available."""
 
 
 class Withdrawing:
-    """Belongs to one event loop. `lease` is the catalog's: without seconds it renews, with 0 it withdraws."""
+    """Belongs to one event loop. `lease` calls the catalog: without seconds it renews, with 0 it withdraws."""
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
         self._lease = lease
         self._idle_s = idle_s
         self._plans: dict[Plan, _State] = {}
-        self._gone_s: dict[Plan, float] = {}
-        """When plans were withdrawn lately."""
+        self._withdrawn_s: dict[Plan, float] = {}
+        """The times of recent withdrawals."""
         self._task: asyncio.Task[None] | None = None
 
-    def note(self, plan: Plan, asked_s: float) -> None:
-        """The catalog has answered with this plan. `asked_s`: when the question was sent, by the monotonic clock."""
+    def note(self, plan: Plan, requested_s: float) -> None:
+        """The catalog has returned this plan. `requested_s`: the monotonic time of the request."""
         if len(self._plans) >= _KNOWN_MAX:
             return
         state = self._plans.setdefault(plan, _State())
         state.idle_since_s = time.monotonic()
-        if state.left is None and self._gone_s.get(plan, -math.inf) >= asked_s:
-            state.left = asyncio.Event()
-            state.left.set()
+        if state.withdrawal is None and self._withdrawn_s.get(plan, -math.inf) >= requested_s:
+            state.withdrawal = asyncio.Event()
+            state.withdrawal.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._sweep())
 
     async def take(self, plans: Iterable[Plan]) -> None:
-        """A statement is to read these. ClientError where one that was withdrawn meanwhile does not come back; on any
-        error, and where it is cancelled, none of them is taken."""
+        """A statement is going to read these plans. ClientError if a withdrawn plan cannot be renewed. On an error or a
+        cancellation, no plan is taken."""
         plans = list(plans)
-        again: defaultdict[Name, list[int]] = defaultdict(list)
-        leaving = []
+        renewals: defaultdict[Name, list[int]] = defaultdict(list)
+        withdrawals = []
         for plan in plans:
             state = self._plans.get(plan)
-            if state is None or state.left is not None:
-                again[plan[0]].append(plan[1])
-                leaving += [state.left] if state is not None and state.left is not None else []
+            if state is None or state.withdrawal is not None:
+                renewals[plan[0]].append(plan[1])
+                withdrawals += [state.withdrawal] if state is not None and state.withdrawal is not None else []
                 state = self._plans[plan] = _State()
             state.statements += 1
         try:
-            for event in leaving:
+            for event in withdrawals:
                 await event.wait()
-            for of, ids in again.items():
-                await self._lease(of, ids, None)
+            for name, ids in renewals.items():
+                await self._lease(name, ids, None)
         except BaseException:
             self.release(plans)
             raise
 
     def release(self, plans: Iterable[Plan]) -> None:
-        """Trino has analysed the statement that took these, or it has failed."""
+        """Trino has analysed the statement that took these plans, or the statement has failed."""
         for plan in plans:
             state = self._plans.get(plan)
             if state is not None:
@@ -99,52 +99,56 @@ class Withdrawing:
                 state.idle_since_s = time.monotonic()
 
     def forget(self, plans: Iterable[Plan]) -> None:
-        """Nobody knows when Trino will have analysed the statement: its plans are left to their leases."""
+        """It is unknown when Trino will have analysed the statement: its plans live until their leases end."""
         for plan in plans:
             self._plans.pop(plan, None)
 
     async def flush(self) -> None:
-        """Withdraws all that no statement needs now."""
+        """Withdraws all plans that no statement needs."""
         await self._withdraw(math.inf)
 
     async def _sweep(self) -> None:
-        """As long as there are plans."""
+        """Runs as long as there are plans."""
         while self._plans:
             await asyncio.sleep(self._idle_s / 2)
             now_s = time.monotonic()
             await self._withdraw(now_s - self._idle_s)
-            self._gone_s = {plan: at_s for plan, at_s in self._gone_s.items() if now_s - at_s < _REMEMBERED_S}
+            self._withdrawn_s = {
+                plan: withdrawn_s
+                for plan, withdrawn_s in self._withdrawn_s.items()
+                if now_s - withdrawn_s < _REMEMBERED_S
+            }
 
     async def _withdraw(self, before_s: float) -> None:
-        """Those that no statement has needed since."""
+        """Withdraws the plans that no statement has needed since `before_s`."""
         idle: defaultdict[Name, list[int]] = defaultdict(list)
-        for (of, plan_id), state in self._plans.items():
+        for (name, plan_id), state in self._plans.items():
             if not state.statements and state.idle_since_s <= before_s:
-                idle[of].append(plan_id)
-        for of, ids in idle.items():
+                idle[name].append(plan_id)
+        for name, ids in idle.items():
             for first in range(0, len(ids), _AT_ONCE):
-                await self._withdraw_of(of, ids[first : first + _AT_ONCE])
+                await self._withdraw_of(name, ids[first : first + _AT_ONCE])
 
-    async def _withdraw_of(self, of: Name, ids: list[int]) -> None:
-        found = {plan: state for one in ids if (state := self._plans.get(plan := (of, one))) is not None}
-        leaving = {plan: state for plan, state in found.items() if not state.statements}
+    async def _withdraw_of(self, name: Name, ids: list[int]) -> None:
+        known = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
+        leaving = {plan: state for plan, state in known.items() if not state.statements}
         event = asyncio.Event()
         for state in leaving.values():
-            state.left = event
+            state.withdrawal = event
         try:
             if leaving:
-                await self._lease(of, [plan_id for _, plan_id in leaving], 0)
+                await self._lease(name, [plan_id for _, plan_id in leaving], 0)
         except ClientError as error:
             _log.warning("plans were not withdrawn; their leases will end", error=error.message)
         finally:
             event.set()
             for plan, state in leaving.items():
-                self._gone_s[plan] = time.monotonic()
-                if self._plans.get(plan) is state:  # else a statement has taken it meanwhile
+                self._withdrawn_s[plan] = time.monotonic()
+                if self._plans.get(plan) is state:  # otherwise a statement has taken the plan again
                     del self._plans[plan]
 
     async def close(self) -> None:
-        """Withdraws all."""
+        """Withdraws all plans."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

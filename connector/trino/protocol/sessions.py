@@ -1,5 +1,6 @@
-"""What a statement means besides its text: the catalog and schema of its session, its zone, its prepared statements,
-and whether its sender wants it left alone. All of it comes with every request, in headers; the proxy remembers none.
+"""The session of a statement: catalog and schema, time zone, prepared statements, and the client's off switch.
+
+Every request carries the session in its headers; the proxy stores nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from seamark.connector.plans.zones import is_utc
 
 OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
-"""In `X-Trino-Client-Tags`, for clients that set tags and no headers of their own: Trino's CLI, its JDBC driver."""
+"""A tag in `X-Trino-Client-Tags`, for clients that can set tags but no headers: Trino's CLI and its JDBC driver."""
 PARTITION_FILTER = "query_partition_filter_required"
 """A session property of Trino's Iceberg catalogs."""
 _OFF_HINT = re.compile(r"/\*\s*seamark\s*:\s*off\s*\*/", re.IGNORECASE)
 _WHO = ("X-Trino-User", "X-Trino-Original-User", "X-Trino-Role", "Authorization")
 _PREPARED = "X-Trino-Prepared-Statement"
 _COMPRESSED = "$zstd:"
-"""Before the texts of long prepared statements, which are left as they are."""
+"""The prefix of compressed prepared statements; they are not changed."""
 _ZONE_PROPERTY = re.compile(r"(?:^|,)\s*time_zone_id\s*=", re.IGNORECASE)
 _PARTITION_FILTER = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|$))", re.IGNORECASE)
 
@@ -32,20 +33,20 @@ class Session:
     catalog: str = ""
     schema: str = ""
     utc: bool = False
-    """The client says that its zone is UTC."""
+    """The client declares that its zone is UTC."""
     in_transaction: bool = False
     off: bool = False
     user: str = ""
-    """As whom the statement runs, where the client says so."""
+    """The user that the statement runs as, if the client declares it."""
     needs_partition_filter: bool = False
-    """Trino is to refuse scans without a condition on a partition column. It does not check that of versions."""
+    """Trino must refuse scans without a condition on a partition column. It does not check this for table versions."""
     prepared: Mapping[str, str] = field(default_factory=dict)
     who: int = field(default=0, compare=False)
-    """The same for the same sender, as far as headers tell."""
+    """A hash of the sender, according to the headers."""
 
 
 def session_of(headers: CIMultiDictProxy[str]) -> Session:
-    """From the headers of a statement."""
+    """The session of a statement, from the headers."""
     tags = headers.get("X-Trino-Client-Tags", "").split(",")
     transaction = headers.get("X-Trino-Transaction-Id", "").strip()
     zoned = any(_ZONE_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", []))
@@ -67,16 +68,16 @@ def is_hinted_off(statement: str) -> bool:
 
 
 def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
-    """Has the prepared statement `name` say `text`; the others stay."""
-    kept = [f"{quote_plus(one)}={quote_plus(said)}" for one, said in _prepared(headers) if one != name]
+    """Sets the text of the prepared statement `name`; the others are unchanged."""
+    kept = [f"{quote_plus(other)}={quote_plus(source)}" for other, source in _prepared(headers) if other != name]
     headers[_PREPARED] = ",".join([*kept, f"{quote_plus(name)}={quote_plus(text)}"])
 
 
 def _prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
-    """Of `name=text,…`, both sides escaped as in URLs."""
-    found = []
-    for one in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
-        name, equals, text = one.strip().partition("=")
+    """Parses `name=text,…`; both sides are URL-encoded."""
+    prepared = []
+    for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
+        name, equals, text = item.strip().partition("=")
         if equals:
-            found.append((unquote_plus(name), unquote_plus(text)))
-    return found
+            prepared.append((unquote_plus(name), unquote_plus(text)))
+    return prepared

@@ -19,7 +19,8 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoin
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
 from seamark.metaserver.api.http.paging import PAGING, page_schema
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
+from seamark.metaserver.store.model import AuditRecord, Grant, Token
+from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.wire import check_name, parse_namespace
 
 _NAMES: dict[str, Any] = {

@@ -33,7 +33,7 @@ from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id
 from seamark.metaserver.index.files.registration import read_index_file
-from seamark.metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
 from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
@@ -43,7 +43,10 @@ _COUNT = {"type": "integer"}
 _ID = {"type": ["integer", "null"]}
 _FILTER: dict[str, Any] = {"description": "An expression of the Iceberg REST specification."}
 _KEY = Parameter(
-    IDEMPOTENCY_KEY, "header", "UUID of version 7: a repeat with the same key receives the first answer.", {"type": "string"}
+    IDEMPOTENCY_KEY,
+    "header",
+    "UUID of version 7: a repeat with the same key receives the first answer.",
+    {"type": "string"},
 )
 
 _BODY: dict[str, Any] = {
@@ -195,9 +198,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     change = read_request(body, files_max=call.app[SETTINGS].commit_files_limit)
 
     async def work(caller: Caller) -> CommitResult:
-        return await call.app[COMMITS].commit(
-            caller, namespace, name, change, partial(_index_files, request, change)
-        )
+        return await call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change))
 
     async def answer(result: CommitResult) -> web.Response:
         return json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location})

@@ -12,7 +12,7 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoin
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.paging import PAGING, page_schema
 from seamark.metaserver.catalog.dropped import no_such_dropped
-from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, MetricsReport
 from seamark.metaserver.wire import check_name, check_namespace, parse_namespace
 
 _ENTRY: dict[str, Any] = {

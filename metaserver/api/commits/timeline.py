@@ -23,15 +23,8 @@ from seamark.metaserver.api.http.errors import error_body
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.paging import page_size
 from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
-from seamark.metaserver.store.port import (
-    POSITION,
-    EntryKind,
-    Instant,
-    InstantFilter,
-    InstantState,
-    NamespacePath,
-    PointerStore,
-)
+from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, Watcher
 from seamark.metaserver.timeline.webhooks import instant_json
 from seamark.metaserver.wire import check_name, encode_json, show
@@ -219,9 +212,7 @@ def _number(text: str, name: str) -> float:
     return number
 
 
-async def _stream(
-    call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
-) -> web.StreamResponse:
+async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
     """Server-sent events (WHATWG HTML, 9.2): one event an instant with its position as `id`, until the connection or
     the server closes.
 
@@ -255,9 +246,7 @@ async def _stream(
         return response
 
 
-async def _next_instants(
-    call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath
-) -> list[Instant]:
+async def _next_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
     """The next instants; empty after HEARTBEAT_S without any. Unauthenticated or Forbidden once the login or the right
     to see this timeline has ended; checked before instants are returned."""
     clock, pause_s = call.app[CLOCK], call.app[SETTINGS].rights_recheck_s

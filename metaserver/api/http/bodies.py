@@ -37,7 +37,7 @@ _INFLATED_BYTES = 64 << 10
 QUICK_BYTES = 256 << 10
 """Larger bodies are not parsed in the event loop."""
 _CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
-"""Objects and arrays in a body, and in one of the class LARGE: each costs some sixty bytes however short it is written."""
+"""Objects and arrays in a body, and in one of the class LARGE. Each costs some sixty bytes, however short its text."""
 _VALUES_MAX = 600_000
 """Commas in a body that is not of the class LARGE: a filter lists half a million numbers."""
 
@@ -46,7 +46,7 @@ def body_limit(size: BodySize, settings: Settings) -> int:
     """Bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs meanwhile: so
     a reader's bodies are bounded by what takes some milliseconds."""
     limits = {
-        BodySize.TOKEN: TOKEN_BODY_MAX,
+        BodySize.LOGIN: TOKEN_BODY_MAX,
         BodySize.SMALL: settings.small_body_limit_bytes,
         BodySize.MEDIUM: settings.medium_body_limit_bytes,
         BodySize.LARGE: settings.body_limit_bytes,

@@ -59,7 +59,7 @@ class ResponseSpec(msgspec.Struct, frozen=True):
 class BodySize(Enum):
     """The class of a body's limit; each has a setting."""
 
-    TOKEN = "the only body that is read from strangers: two tokens of the longest kind fit"
+    LOGIN = "the only body that is read from strangers: two tokens of the longest kind fit"
     SMALL = "the default"
     MEDIUM = "a filter, a schema, or a list of index files"
     LARGE = "commits that list files, and keys in Arrow, whose values are not parsed one by one"

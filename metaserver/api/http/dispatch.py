@@ -27,7 +27,7 @@ from seamark.metaserver.api.http.plan_audience import audience_of
 from seamark.metaserver.api.http.requests import key_of, path_names, path_namespace
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.errors import NoSuchTable
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 
 B = TypeVar("B")

@@ -28,7 +28,9 @@ from seamark.metaserver.errors import (
     Unauthenticated,
     Unprocessable,
 )
-from seamark.metaserver.store.port import IdempotencyRecord, IdempotencyTaken, SaveIdempotency
+from seamark.metaserver.store.model import IdempotencyRecord
+from seamark.metaserver.store.operations import SaveIdempotency
+from seamark.metaserver.store.port import IdempotencyTaken
 
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)
 KEPT_MAX = 20_000
@@ -111,7 +113,9 @@ async def _keep(call: Call, key: IdempotencyKey, refusal: web.Response) -> Idemp
 
 def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
     if (first.scope, first.request_hash) != (key.scope, key.request_hash):
-        raise Unprocessable(f"The {IDEMPOTENCY_KEY} {key.key} was used for a different request; use a new key for each request")
+        raise Unprocessable(
+            f"The {IDEMPOTENCY_KEY} {key.key} was used for a different request; use a new key for each request"
+        )
 
 
 async def _replay(

@@ -76,4 +76,3 @@ def page_size(text: str, name: str, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")
     return min(int(text), most)
-

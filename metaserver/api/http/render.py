@@ -31,7 +31,7 @@ from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.vending import storage_config
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import NamespacePath, ShownPlan
+from seamark.metaserver.store.model import NamespacePath, ShownPlan
 from seamark.metaserver.wire import encode_json
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")

@@ -21,7 +21,7 @@ from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.catalog.values import IdempotencyKey
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR, check_name, parse_namespace
 
 IDEMPOTENCY_KEY = "Idempotency-Key"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CLOCK, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
@@ -17,7 +18,9 @@ from seamark.metaserver.api.indexes.indexes import defined_index
 from seamark.metaserver.errors import CommitConflict, NotFound
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.kinds.kinds import parameters
-from seamark.metaserver.store.port import Instant, InstantFilter, InstantState, MoveInstant
+from seamark.metaserver.store.model import Instant, InstantState
+from seamark.metaserver.store.operations import MoveInstant
+from seamark.metaserver.store.port import InstantFilter
 
 ACTION = "indexing"
 ABANDONED_MS = 3_600_000

@@ -50,14 +50,8 @@ from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import (
-    EntryKind,
-    Instant,
-    InstantState,
-    MoveInstant,
-    RecordInstant,
-    RegisteredIndexFile,
-)
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState, RegisteredIndexFile
+from seamark.metaserver.store.operations import MoveInstant, RecordInstant
 from seamark.metaserver.wire import INDEX_FOLDER
 
 REGISTERED_MAX = 1000

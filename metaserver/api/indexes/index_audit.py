@@ -29,14 +29,8 @@ from seamark.metaserver.index.files.definitions import IndexDefinition, read_def
 from seamark.metaserver.index.files.headers import IndexFileSummary
 from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.port import ObjectInfo
-from seamark.metaserver.store.port import (
-    EntryKind,
-    IndexFileState,
-    Instant,
-    InstantState,
-    RecordInstant,
-    RegisteredIndexFile,
-)
+from seamark.metaserver.store.model import EntryKind, IndexFileState, Instant, InstantState, RegisteredIndexFile
+from seamark.metaserver.store.operations import RecordInstant
 from seamark.metaserver.wire import INDEX_FOLDER
 
 REASON_MAX = 1000
@@ -57,9 +51,9 @@ class AuditedBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
     location: Annotated[str, doc("Of a registered index file of this index.")]
     reason: Annotated[str, doc("What is wrong with it.")]
-    check: Annotated[
-        bool, doc("Only if the server, which reads the whole file, finds it damaged or gone, too.")
-    ] = False
+    check: Annotated[bool, doc("Only if the server, which reads the whole file, finds it damaged or gone, too.")] = (
+        False
+    )
 
 
 class QuarantinedFile(msgspec.Struct):
@@ -302,9 +296,7 @@ async def _needed(
     return await asyncio.to_thread(choose)
 
 
-async def _register(
-    call: Call, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]
-) -> None:
+async def _register(call: Call, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]) -> None:
     now_ms = call.app[CLOCK].now_ms()
     add = [
         RegisteredIndexFile(

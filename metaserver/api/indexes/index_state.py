@@ -28,7 +28,8 @@ from seamark.metaserver.planner.indexes.coverage import FileIds, file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import Entry, InstantFilter, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, RegisteredIndexFile
+from seamark.metaserver.store.port import InstantFilter
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000
@@ -70,8 +71,8 @@ class NewFiles(NamedTuple):
 
 
 async def load(call: Call) -> TableIndexes:
-    """The table in the path. NoSuchTable. Forbidden when the metadata names a location that the table does not claim: index files are listed
-    and written below it."""
+    """The table in the path. NoSuchTable. Forbidden when the metadata names a location that the table does not claim:
+    index files are listed and written below it."""
     loaded: LoadedTable = await call.app[CATALOG].tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     await call.app[CATALOG].check_writable(loaded)
@@ -106,9 +107,7 @@ def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
     return (*current, *(other.snapshot_id for other in others))[:SNAPSHOTS_MAX]
 
 
-async def new_files_by_snapshot(
-    call: Call, metadata: TableMetadata, snapshots: Sequence[int]
-) -> list[NewFiles]:
+async def new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
     """The new files of each snapshot, in order, so that each file occurs once."""
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:

@@ -81,9 +81,7 @@ async def list_unheld_files(call: Call, body: UnheldBody) -> UnheldFiles:
     return UnheldFiles(numbers_by_location, unheld is not None)
 
 
-async def _unheld(
-    call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.bool_] | None:
+async def _unheld(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
     """bool[n]: in no snapshot; None when the search would take too long. Newest first: it has most of the files."""
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:

@@ -48,7 +48,7 @@ from seamark.metaserver.index.files.definitions import (
 )
 from seamark.metaserver.index.keys.terms import Term
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
-from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 COMMIT_TRIES = 8
 _LISTED_FILES_MAX = 1000
@@ -330,9 +330,7 @@ async def _table_state(call: Call, table: TableIndexes) -> _TableState:
     return _TableState(new_files[0].files, new_files[1:], audits)
 
 
-async def _index(
-    call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
-) -> dict[str, Any]:
+async def _index(call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition) -> dict[str, Any]:
     live, files = table.registered.live(definition.id), state.files
     mask = await covered(call, files, live)
     of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.others])

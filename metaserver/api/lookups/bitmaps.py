@@ -50,7 +50,7 @@ from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDele
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ _FILES_AT_ONCE = 16
 
 class RowSelection(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     where: Annotated[str | None, doc("A predicate in SQL.", examples=["discount = 5 AND qty < 3"])] = None
-    filter: Annotated[
-        msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")
-    ] = msgspec.Raw()
+    filter: Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")] = (
+        msgspec.field(default_factory=msgspec.Raw)
+    )
     case_sensitive: Annotated[bool, doc("Whether names in `filter` are.")] = True
     meaning: Annotated[
         str | None,
@@ -83,9 +83,7 @@ class RowSelection(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
             "How zeros and NaN compare; default: iceberg for `filter`, sql for `where`.", enum=["sql", "iceberg", None]
         ),
     ] = None
-    schema_id: Annotated[
-        int | None, doc("The schema that resolves names; default: the current schema.")
-    ] = None
+    schema_id: Annotated[int | None, doc("The schema that resolves names; default: the current schema.")] = None
     snapshot_id: int | None = None
     ref: str | None = None
     as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
@@ -122,9 +120,7 @@ class SelectedRows(msgspec.Struct, rename="kebab"):
         tuple[str, ...],
         doc("Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as true."),
     ]
-    problems: Annotated[
-        list[FileProblem], doc("The first files that could not be read, which makes rows undecided.")
-    ]
+    problems: Annotated[list[FileProblem], doc("The first files that could not be read, which makes rows undecided.")]
     next_page_token: str | None
     files: Annotated[
         list[SelectedFile] | msgspec.UnsetType,
@@ -423,7 +419,11 @@ class _Page:
             "delete-files": pa.array([file.delete_files for file in files], pa.int64()),
             "undecided": pa.array([file.undecided for file in files], pa.int64()),
         }
-        about = {name: value for name, value in msgspec.to_builtins(self._about(snapshot_id, token)).items() if value is not None}
+        about = {
+            name: value
+            for name, value in msgspec.to_builtins(self._about(snapshot_id, token)).items()
+            if value is not None
+        }
         texts = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
         }

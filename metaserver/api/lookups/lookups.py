@@ -64,7 +64,6 @@ COVERS: web.AppKey[IndexResolver] = web.AppKey("covers", IndexResolver)
 DELETED: web.AppKey[RowDeletes] = web.AppKey("deleted", RowDeletes)
 
 
-
 class KeyLookup(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     keys: Annotated[
         msgspec.Raw,
@@ -76,9 +75,7 @@ class KeyLookup(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         ),
     ]
     index: Annotated[str | None, doc("The name of a record index; alternatively set columns.")] = None
-    columns: Annotated[
-        list[str] | None, doc("The columns of the index, in the order of the values in keys.")
-    ] = None
+    columns: Annotated[list[str] | None, doc("The columns of the index, in the order of the values in keys.")] = None
     snapshot_id: int | None = None
     ref: str | None = None
     as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
@@ -106,9 +103,7 @@ class LookupAnswer(msgspec.Struct, rename="kebab"):
     index: str
     columns: Annotated[list[str], doc("The columns of the index, in order.")]
     keys: Annotated[int, doc("The number of requested keys.")]
-    complete: Annotated[
-        bool, doc("False when the index does not cover all live files; those may contain more rows.")
-    ]
+    complete: Annotated[bool, doc("False when the index does not cover all live files; those may contain more rows.")]
     uncovered_files: int
     uncovered: Annotated[list[str], doc(f"The paths of the first {UNCOVERED_MAX} uncovered files.")]
     undecided: Annotated[int, doc("The number of undecided rows.")]

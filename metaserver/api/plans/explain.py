@@ -45,7 +45,6 @@ _IN_THREAD_FILES = 5_000
 _IN_THREAD_CHARACTERS = 2_000
 
 
-
 class StageAnswer(msgspec.Struct, rename="kebab"):
     name: Annotated[str, msgspec.Meta(examples=["manifests", "partition", "column_stats", "bloom"])]
     files_in: int
@@ -95,9 +94,7 @@ class Explanation(msgspec.Struct, rename="kebab"):
         tuple[str, ...],
         doc("Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as true."),
     ]
-    columns: Annotated[
-        list[ComparedColumn], doc("Columns whose statistics or partition values were compared.")
-    ]
+    columns: Annotated[list[ComparedColumn], doc("Columns whose statistics or partition values were compared.")]
     residuals: Annotated[
         list[ResidualAnswer],
         doc("Residuals that are left once the partition is known, with the number of files of each."),
@@ -117,15 +114,11 @@ class Explanation(msgspec.Struct, rename="kebab"):
 
 
 class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    where: Annotated[
-        str | None, doc("A predicate in SQL.", examples=["id = 5 AND day >= '2024-01-01'"])
-    ] = None
-    filter: Annotated[
-        msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")
-    ] = msgspec.Raw()
-    case_sensitive: Annotated[
-        bool, doc("Whether names in `filter` are case-sensitive. Names in SQL are not.")
-    ] = True
+    where: Annotated[str | None, doc("A predicate in SQL.", examples=["id = 5 AND day >= '2024-01-01'"])] = None
+    filter: Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")] = (
+        msgspec.field(default_factory=msgspec.Raw)
+    )
+    case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive. Names in SQL are not.")] = True
     snapshot_id: int | None = None
     ref: str | None = None
     as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None

@@ -42,7 +42,6 @@ _IN_THREAD_CHARACTERS = 2_000
 DIMENSIONS: web.AppKey[Dimensions] = web.AppKey("dimensions", Dimensions)
 
 
-
 class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     table: Annotated[
         list[str],
@@ -58,9 +57,7 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     predicate: Annotated[
         str | None, doc("A predicate in SQL on columns of the other table.", examples=["s_region = 'AMERICA'"])
     ] = None
-    snapshot_id: Annotated[
-        int | None, doc("A snapshot of the other table; default: the current snapshot.")
-    ] = None
+    snapshot_id: Annotated[int | None, doc("A snapshot of the other table; default: the current snapshot.")] = None
     joins: Annotated[
         list[JoinSpec],
         doc(f"Inner joins of the other table with further tables, nested {DEPTH_MAX} levels at most."),

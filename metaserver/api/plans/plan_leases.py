@@ -50,15 +50,12 @@ class LeasedPlans(msgspec.Struct):
 class PlanRenewal(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     lease_s: Annotated[
         int | None,
-        doc("The time in seconds for which the name resolves from now on, from 1. Settings give default and"
-            " limit."),
+        doc("The time in seconds for which the name resolves from now on, from 1. Settings give default and limit."),
     ] = None
 
 
 class RenewedPlan(msgspec.Struct, rename="kebab"):
-    expires_at_ms: Annotated[
-        int, doc("When the name stops to resolve: at least half of lease-s from now.")
-    ]
+    expires_at_ms: Annotated[int, doc("When the name stops to resolve: at least half of lease-s from now.")]
 
 
 @Route(

@@ -38,7 +38,7 @@ from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry, PlanTable
+from seamark.metaserver.store.model import Entry, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER, decode_json
 
 if TYPE_CHECKING:
@@ -55,19 +55,16 @@ _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""
 
 
-
 class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     filter: Annotated[
         msgspec.Raw,
         doc("An expression of the Iceberg REST specification. Without filter and predicate: all files."),
-    ] = msgspec.Raw()
+    ] = msgspec.field(default_factory=msgspec.Raw)
     predicate: Annotated[
         str | None,
         doc("A predicate in SQL, instead of `filter`.", examples=["id = 5 AND day >= '2024-01-01'"]),
     ] = None
-    case_sensitive: Annotated[
-        bool, doc("Whether names in `filter` are case-sensitive. Names in SQL are not.")
-    ] = True
+    case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive. Names in SQL are not.")] = True
     snapshot_id: int | None = None
     ref: Annotated[str | None, doc("A branch or tag, instead of snapshot-id.")] = None
     use_snapshot_schema: Annotated[
@@ -115,9 +112,7 @@ class PlanTableAnswer(msgspec.Struct, rename="kebab"):
     files: Annotated[int, doc("Data files that the plan keeps.")]
     bytes: int
     considered_files: Annotated[int, doc("Data files of the snapshot.")]
-    considered_bytes: Annotated[
-        int | None, doc("Null when unknown: manifests that the filter excludes are not read.")
-    ]
+    considered_bytes: Annotated[int | None, doc("Null when unknown: manifests that the filter excludes are not read.")]
     joins: JoinOutcomes = msgspec.UNSET
     plan_snapshot_id: Annotated[
         int | msgspec.UnsetType,

@@ -24,7 +24,7 @@ from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Place, Reader
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import check_name, show
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class PlanViewPlace(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     end: Annotated[int, doc("Exclusive.")]
     plan: Annotated[
         list[str],
-        doc("The levels of the namespace and the name of a plan table of this table, or of a plan view of "
-            "this view."),
+        doc("The levels of the namespace and the name of a plan table of this table, or of a plan view of this view."),
     ] = []
     table: Annotated[
         list[str],
@@ -52,9 +51,7 @@ class PlanViewPlace(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         int | None,
         doc("With X-Seamark-Plans, instead of plan: the plan snapshot of the table."),
     ] = None
-    alias: Annotated[
-        bool, doc("Whether to add the name as an alias, because the text has none.")
-    ] = False
+    alias: Annotated[bool, doc("Whether to add the name as an alias, because the text has none.")] = False
 
 
 class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -64,8 +61,10 @@ class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True
     ]
     predicate: Annotated[
         str,
-        doc("A predicate in SQL on the view's columns: the rows that the plan view returns. The client "
-            "ensures that the view returns the same rows for it from the plan tables."),
+        doc(
+            "A predicate in SQL on the view's columns: the rows that the plan view returns. The client "
+            "ensures that the view returns the same rows for it from the plan tables."
+        ),
     ]
     tables: Annotated[list[PlanViewPlace], doc(f"1 to {TABLES_MAX}.")]
     lease_s: Annotated[
@@ -82,8 +81,10 @@ class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True
 class PlanViewAnswer(msgspec.Struct, rename="kebab"):
     name: Annotated[
         str | None,
-        doc("The name of the plan view in the view's namespace. Null when none was created: there are too "
-            "many plans, or the view's name is too long for a suffix."),
+        doc(
+            "The name of the plan view in the view's namespace. Null when none was created: there are too "
+            "many plans, or the view's name is too long for a suffix."
+        ),
     ]
     expires_at_ms: Annotated[int | None, doc("When the name stops to resolve.")]
     plan_snapshot_id: Annotated[
@@ -159,7 +160,9 @@ async def _place(call: Call, table: PlanViewPlace, audience: str | None) -> Plac
     return Place(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
-async def _version(catalog: Catalog, table: PlanViewPlace, namespace: NamespacePath, name: str, audience: str | None) -> Place:
+async def _version(
+    catalog: Catalog, table: PlanViewPlace, namespace: NamespacePath, name: str, audience: str | None
+) -> Place:
     entry = await catalog.tables.entry(namespace, name)
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:

@@ -39,8 +39,8 @@ from seamark.metaserver.planner.answer.partition_text import ClientDialect, dial
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
-from seamark.metaserver.store.changes import watch
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.wire import decode_json, encode_json, is_plan_name, show
 
 LONG_FILTER_BYTES = 64 << 10
@@ -73,7 +73,7 @@ class _PlanTableScan(msgspec.Struct, rename="kebab"):
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
     end_snapshot_id: int | None = None
-    filter: msgspec.Raw = msgspec.Raw()
+    filter: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     case_sensitive: bool | None = None
     use_snapshot_schema: bool | None = None
     stats_fields: tuple[str, ...] | None = None
@@ -162,9 +162,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     metadata = _metadata_at(loaded.metadata, pinned)
     if metadata is None:
         raise NoSuchPlanId(f"The plan's snapshot of {_table_name(call)} has expired; plan again")
-    task = call.app[PENDING].start(
-        plan_id, call.principal.name, _plan_task(call, loaded.entry, metadata, pinned)
-    )
+    task = call.app[PENDING].start(plan_id, call.principal.name, _plan_task(call, loaded.entry, metadata, pinned))
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return {"status": "submitted"}
@@ -316,9 +314,7 @@ def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedReques
     return pinned
 
 
-async def _start_if_long(
-    call: Call, loaded: LoadedTable, pinned: PinnedRequest, bound_scan: BoundScan
-) -> str | None:
+async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest, bound_scan: BoundScan) -> str | None:
     """Starts a long plan and returns its id; None when the plan should be answered synchronously."""
     pending = call.app[PENDING]
     if not _dialect(call).polls or pending.is_full(call.principal.name):

@@ -13,7 +13,7 @@ from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.requests import page_query
 from seamark.metaserver.catalog.values import Caller, PropertyChanges
 from seamark.metaserver.errors import NoSuchNamespace
-from seamark.metaserver.store.port import Namespace
+from seamark.metaserver.store.model import Namespace
 from seamark.metaserver.wire import check_namespace, parse_namespace, show
 
 _NAMESPACES = "/v1/{prefix}/namespaces"

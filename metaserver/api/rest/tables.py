@@ -9,7 +9,7 @@ from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.api.http.describe import BodySize
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS
 from seamark.metaserver.api.http.render import (

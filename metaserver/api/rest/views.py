@@ -102,6 +102,4 @@ async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> 
 
 
 def add_routes(app: web.Application) -> None:
-    add_endpoints(
-        app, list_views, create_view, load_view, replace_view, drop_view, view_exists, register_view
-    )
+    add_endpoints(app, list_views, create_view, load_view, replace_view, drop_view, view_exists, register_view)

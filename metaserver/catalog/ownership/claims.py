@@ -27,7 +27,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.iceberg.views.view import ViewMetadata
 from seamark.metaserver.objects.locations import location_key, parse_location
-from seamark.metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import ClaimLocations
 from seamark.metaserver.wire import show
 
 _log = structlog.get_logger("seamark.claims")
@@ -47,21 +48,21 @@ async def claim(
     fresh: bool = False,
     returns: bool = False,
 ) -> ClaimLocations:
-    """The operation by which a table or view with this metadata, as `entry` will name it, claims its locations.
+    """The operation with which the table or view `entry` with this metadata claims its locations.
 
-    To be called before any file is written to them. `fresh`: its UUID is new. `returns`: the UUID may be that of a
+    Must be called before any file is written to them. `fresh`: the UUID is new. `returns`: the UUID may be that of a
     dropped entry. BadRequest for a location that overlaps a location of another entry.
     """
-    wanted = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
+    candidates = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
     common = caller.confined_to is None
     for name in PATH_PROPERTIES:
         path = metadata.properties.get(name)
         if path is not None and parts.warehouse.contains(path):
-            wanted.append(ClaimedLocation(key=path, shared=common, shown=path, what=name))
+            candidates.append(ClaimedLocation(key=path, shared=common, shown=path, what=name))
     own = entry.metadata_location
-    wanted.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
-    locations = await asyncio.to_thread(_outermost, wanted)
-    await check_known(parts, (each.key for each in locations), entry.uuid)
+    candidates.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
+    locations = await asyncio.to_thread(_outermost, candidates)
+    await check_known(parts, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,
         locations=locations,
@@ -70,7 +71,7 @@ async def claim(
         name=entry.name,
         returns=returns,
     )
-    if not returns:  # nothing is written for what returns
+    if not returns:  # otherwise no file is written before the transaction
         await _check_free(parts, operation)
     return operation
 
@@ -78,19 +79,23 @@ async def claim(
 async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
     """BadRequest for a UUID or a location of another entry, so that no file is written before the transaction, which
     checks again."""
-    own = {found.location for found in await parts.store.claims(operation.uuid) if not found.allowed}
+    own = {
+        claimed_location.location
+        for claimed_location in await parts.store.claims(operation.uuid)
+        if not claimed_location.allowed
+    }
     if operation.fresh and own:
         raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
     named = (operation.namespace, operation.name) if operation.name else None
-    for each in operation.locations:
-        if not own.isdisjoint(with_folders(each.key)):
+    for candidate in operation.locations:
+        if not own.isdisjoint(with_folders(candidate.key)):
             continue
-        for found in await parts.store.claims_overlapping([each.key], operation.uuid, 1):
-            if each.shared and found.shared:
+        for other in await parts.store.claims_overlapping([candidate.key], operation.uuid, 1):
+            if candidate.shared and other.shared:
                 continue
-            if found.location == each.key and named and await parts.store.gave_up(found.uuid, *named):
+            if other.location == candidate.key and named and await parts.store.gave_up(other.uuid, *named):
                 continue
-            raise _taken(each.what, each.shown)
+            raise _taken(candidate.what, candidate.shown)
 
 
 def _taken(what: str, location: str) -> BadRequest:
@@ -101,16 +106,16 @@ def _taken(what: str, location: str) -> BadRequest:
 
 
 def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
-    """Whether `metadata` may have places that `base` has not."""
+    """Whether `metadata` may have locations that `base` does not have."""
     if base is None or metadata.location != base.location:
         return True
     return any(metadata.properties.get(name) != base.properties.get(name) for name in PATH_PROPERTIES)
 
 
 async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """As `claim`, of a function."""
+    """As `claim`, for a function."""
     locations = await asyncio.to_thread(_outermost, [ClaimedLocation(key=folder, shown=folder)])
-    await check_known(parts, (each.key for each in locations), entry.uuid)
+    await check_known(parts, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
     await _check_free(parts, operation)
     return operation
@@ -119,7 +124,7 @@ async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fres
 async def check_unclaimed(
     parts: CatalogContext, location: str, what: str, named: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
-    """BadRequest where the location overlaps a place of another than `uuid`. The transaction checks again."""
+    """BadRequest if the location overlaps a location of another entry than `uuid`. The transaction checks again."""
     if await _is_taken(parts, location, named, uuid):
         raise _taken(what, location)
 
@@ -127,14 +132,15 @@ async def check_unclaimed(
 async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
     (key,) = await _keys([location])
     await check_known(parts, [key], uuid)
-    for found in await parts.store.claims_overlapping([key], uuid, 1):
-        if found.location != key or not await parts.store.gave_up(found.uuid, *named):
+    for claimed_location in await parts.store.claims_overlapping([key], uuid, 1):
+        if claimed_location.location != key or not await parts.store.gave_up(claimed_location.uuid, *named):
             return True
     return False
 
 
 async def check_outside(parts: CatalogContext, location: str, what: str) -> None:
-    """BadRequest where the location is, or lies in, a place of a table, view or function. It may hold such places."""
+    """BadRequest if the location is equal to, or inside, a location of a table, view or function. It may contain such
+    locations."""
     keys = await _keys([location])
     await check_known(parts, keys, "", around=False)
     if await parts.store.claims_overlapping(keys, "", 0):
@@ -143,7 +149,7 @@ async def check_outside(parts: CatalogContext, location: str, what: str) -> None
 
 async def _keys(locations: Iterable[str]) -> list[str]:
     places = [parse_location(location) for location in locations]
-    if all(place.scheme == "s3" for place in places):  # a pure function, and signing asks for each request
+    if all(place.scheme == "s3" for place in places):  # fast, and every signing request needs it
         return [location_key(place) for place in places]
     return await asyncio.to_thread(lambda: [location_key(place) for place in places])
 
@@ -161,9 +167,15 @@ async def check_staged(parts: CatalogContext, location: str, namespace: Namespac
 async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
     """Forbidden when the location is not claimed by `uuid`. The table's writers can overwrite metadata files, so that
     the database decides which files a client may open."""
-    claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
-    if not claims and await fill(parts):  # of a server from before claims, which runs beside this one
-        claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
+    claims = {
+        claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
+    }
+    if not claims and await fill(parts):  # created by a concurrent server of a version without claims
+        claims = {
+            claimed_location.location
+            for claimed_location in await parts.store.claims(uuid)
+            if not claimed_location.allowed
+        }
     if not claims and parts.unclaimed.unread:
         raise RetryLater("Where the table lies is not known yet, since the storage does not answer; try again")
     (key,) = await _keys([location])
@@ -173,7 +185,9 @@ async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
 
 async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
     """The locations that `uuid` has claimed, regardless of its metadata."""
-    claims = {found.location for found in await parts.store.claims(uuid) if not found.allowed}
+    claims = {
+        claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
+    }
     keys = await _keys(locations)
     return [place for place, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
@@ -184,9 +198,9 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
 
 
 async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a file lies in a place of another than `uuid`, of those that overlap `folders`, so that it may not be
-    deleted as one of `uuid`'s. Folders that several share hold files of all of them. RetryLater while not all places
-    are known."""
+    """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
+    `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries.
+    RetryLater while some locations are unknown."""
     if parts.unclaimed.unread:
         await fill(parts)
         if parts.unclaimed.unread:
@@ -194,33 +208,34 @@ async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> 
     keys = await _keys(folders)
     others = {place for owner, lost in parts.unclaimed.lost.items() if owner != uuid for place in lost}
     others |= {
-        found.location
-        for found in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
-        if not found.shared or found.location not in keys
+        claimed_location.location
+        for claimed_location in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
+        if not claimed_location.shared or claimed_location.location not in keys
     }
     return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
 
 
 async def fill(parts: CatalogContext) -> int:
-    """Claims for all that was created before claims were kept; returns for how many. What cannot be read stays without
-    claims, since a guess could claim another's place, or leave its own to others; `parts.unclaimed` tells then."""
+    """Creates claims for entries from before claims existed; returns their number. An entry with unreadable metadata
+    gets no claims, because a guess could claim another entry's location or miss its own; `parts.unclaimed` lists
+    these."""
     state = parts.unclaimed
     state.tried_s, filled, unread, after = parts.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
     while unread < _FILLED_AT_ONCE and (entries := await parts.store.unclaimed(after, _FILLED_AT_ONCE)):
         after = entries[-1].uuid
-        if len(entries) == _FILLED_AT_ONCE and entries[0].uuid != after:  # all names of one UUID together
+        if len(entries) == _FILLED_AT_ONCE and entries[0].uuid != after:  # keeps all names of a UUID in one batch
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
         places = await asyncio.gather(*(_places(parts, entry) for entry in entries))
-        found = list(zip(entries, places, strict=True))
-        unknown = {entry.uuid for entry, place in found if place is None}
+        entries_with_places = list(zip(entries, places, strict=True))
+        unknown = {entry.uuid for entry, place in entries_with_places if place is None}
         unread += len(unknown)
-        known = [(entry, place) for entry, place in found if place and entry.uuid not in unknown]
+        known = [(entry, place) for entry, place in entries_with_places if place and entry.uuid not in unknown]
         await parts.store.transact([await _unchecked(entry, place) for entry, place in known])
         claimed = {entry.uuid for entry, _ in known}
         filled += len(claimed)
-        for entry, place in found:
+        for entry, place in entries_with_places:
             if place is not None and entry.uuid not in claimed | unknown:
                 lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, entry))
     if (unread, lost.keys()) != (state.unread, state.lost.keys()):
@@ -230,18 +245,19 @@ async def fill(parts: CatalogContext) -> int:
 
 
 async def fill_rest(parts: CatalogContext) -> int:
-    """A round of housekeeping: as `fill`, where there was something left to do."""
+    """A round of housekeeping: calls `fill` if entries without claims are left."""
     return await fill(parts) if parts.unclaimed.unread or parts.unclaimed.lost else 0
 
 
 async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, around: bool = True) -> None:
-    """RetryLater while something else than `uuid` may lie there, for all that is known; with `around`, below there."""
-    state, wanted = parts.unclaimed, list(keys)
-    if not _may_be_taken(state, wanted, uuid, around=around):
+    """RetryLater if an entry other than `uuid` with an unknown location may overlap the keys; with `around`, also if it
+    may be inside them."""
+    state, checked = parts.unclaimed, list(keys)
+    if not _may_be_taken(state, checked, uuid, around=around):
         return
     if parts.clock.monotonic() - state.tried_s >= _TRIED_EVERY_S:
         await fill(parts)
-    if not _may_be_taken(state, wanted, uuid, around=around):
+    if not _may_be_taken(state, checked, uuid, around=around):
         return
     if state.unread:
         raise RetryLater(
@@ -265,7 +281,7 @@ def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: b
 
 
 async def _places(parts: CatalogContext, entry: Entry) -> list[str] | None:
-    """None while the storage does not answer; none at all where the metadata are missing or broken."""
+    """The locations of an entry: None if storage does not answer; empty if the metadata is missing or damaged."""
     try:
         if entry.kind is EntryKind.TABLE:
             table = await parts.documents.table(entry.metadata_location)
@@ -273,7 +289,7 @@ async def _places(parts: CatalogContext, entry: Entry) -> list[str] | None:
         elif entry.kind is EntryKind.VIEW:
             view = await parts.documents.view(entry.metadata_location)
             location, properties = view.location, view.properties
-        else:  # the server itself has chosen it, and its document tells no place
+        else:  # the server has chosen the location, and the document does not contain it
             return [_folder(entry), entry.metadata_location]
     except (NotFound, Corrupt, BadRequest):
         return []
@@ -284,7 +300,7 @@ async def _places(parts: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 def _folder(entry: Entry) -> str:
-    """By where metadata files lie as a rule: below `metadata` in the location."""
+    """A guess: metadata files are usually in the folder `metadata` of the location."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 
@@ -293,25 +309,25 @@ def _possible_keys(entry: Entry) -> list[str]:
 
 
 async def _unchecked(entry: Entry, places: list[str]) -> ClaimLocations:
-    wanted = [ClaimedLocation(key=place, shared=number > 0) for number, place in enumerate(places)]
-    locations = await asyncio.to_thread(_outermost, wanted)
+    candidates = [ClaimedLocation(key=place, shared=number > 0) for number, place in enumerate(places)]
+    locations = await asyncio.to_thread(_outermost, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 
 
-def _outermost(wanted: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
-    """The locations with their keys, without those that are within an earlier one."""
+def _outermost(candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
+    """The locations with their keys, without those that are inside an earlier location."""
     kept: list[ClaimedLocation] = []
-    for each in wanted:
-        key = _key(each.key)
+    for candidate in candidates:
+        key = _key(candidate.key)
         if not any(key == other.key or key.startswith(f"{other.key}/") for other in kept):
-            kept.append(ClaimedLocation(key=key, shared=each.shared, shown=each.shown, what=each.what))
+            kept.append(ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, what=candidate.what))
     return tuple(kept)
 
 
 def _key(location: str) -> str:
     try:
         return location_key(parse_location(location))
-    except BadRequest:  # of before claims: it leads nowhere that this server writes
+    except BadRequest:  # from before claims; the server writes to no such location
         return unquote(location).rstrip("/")
 
 

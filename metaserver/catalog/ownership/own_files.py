@@ -24,7 +24,8 @@ from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMiss
 from seamark.metaserver.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.locations import location_key, parse_location
-from seamark.metaserver.store.port import AllowLocations, ClaimedLocation
+from seamark.metaserver.store.model import ClaimedLocation
+from seamark.metaserver.store.operations import AllowLocations
 
 ALLOWED_LOCATIONS = "seamark.allowed-locations"
 _SHOWN = 300
@@ -44,17 +45,17 @@ async def allow(
 
 
 async def allow_anew(parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]) -> AllowLocations:
-    """As `allow`, whatever was allowed before: what is registered names what it needs, and no more than that."""
+    """As `allow`, independent of earlier permissions: a registered table may name exactly the locations in its list."""
     if caller.confined_to is not None:
         raise Forbidden(f"{ALLOWED_LOCATIONS} may be set only by who may write the whole catalog")
-    wanted = [parts.warehouse.parse(place, ALLOWED_LOCATIONS, root_ok=True) for place in allowed_locations(properties)]
-    keys = await asyncio.to_thread(lambda: [location_key(place) for place in wanted])
+    allowed = [parts.warehouse.parse(place, ALLOWED_LOCATIONS, root_ok=True) for place in allowed_locations(properties)]
+    keys = await asyncio.to_thread(lambda: [location_key(place) for place in allowed])
     return AllowLocations(uuid=uuid, locations=tuple(ClaimedLocation(key=key) for key in keys))
 
 
 async def own_places(parts: CatalogContext, uuid: str) -> OwnPlaces:
-    """As the database has them, whatever the table's metadata say."""
-    return OwnPlaces({found.location for found in await parts.store.claims(uuid)})
+    """The locations in the database, independent of the table's metadata."""
+    return OwnPlaces({claimed_location.location for claimed_location in await parts.store.claims(uuid)})
 
 
 async def check_added(
@@ -65,18 +66,22 @@ async def check_added(
     metadata: TableMetadata,
     change: TableChange,
 ) -> None:
-    """BadRequest when a confined caller's updates name files outside the table's locations, or unreadable files.
-    `metadata` is the result of the updates on `base`: locations that it has and `base` has not become the table's with
-    this commit, which claims them. The caller's right to them is checked before."""
+    """BadRequest if a confined caller's updates name files outside the table's locations, or unreadable files.
+    `metadata` is the result of the updates on `base`: locations that only `metadata` has become the table's with this
+    commit, which claims them. The caller's right to them is checked before."""
     updates = change.updates
     if caller.confined_to is None:
         return
     lists, manifests, others = _named(updates)
     if not (lists or manifests or others):
         return
-    places = {found.location for found in await parts.store.claims(uuid)} if base is not None else set()
+    places = (
+        {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
+        if base is not None
+        else set()
+    )
     for what, place in _new_places(parts, base, metadata):
-        # Before any file there is read, because a refusal quotes names of files.
+        # Checked before any file there is read, because errors quote file names.
         await check_unclaimed(parts, place, what, (change.namespace, change.name), uuid)
         places.add(await asyncio.to_thread(location_key, parse_location(place)))
     own = OwnPlaces(places)
@@ -96,8 +101,8 @@ async def check_added(
 def _new_places(
     parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
-    """What each new location is, and the location. Those of `base` count only if they are claimed, because its file may
-    have been overwritten."""
+    """The name and value of each new location. The locations of `base` count only if they are claimed, because its file
+    may have been overwritten."""
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
     for name in PATH_PROPERTIES:
@@ -136,17 +141,17 @@ def _named(updates: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str], 
         if isinstance(snapshot, Mapping):
             if isinstance(snapshot.get("manifest-list"), str):
                 lists.append(snapshot["manifest-list"])
-            named = snapshot.get("manifests")
-            manifests += [path for path in named if isinstance(path, str)] if isinstance(named, list) else []
+            paths = snapshot.get("manifests")
+            manifests += [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
     return lists, manifests, others
 
 
 class OwnPlaces:
-    """Of one table: those that it claims, and those where it may name files. Keys of locations."""
+    """The locations that one table claims, and those where it may name files; as keys."""
 
     def __init__(self, places: set[str]) -> None:
         self._places = places
-        self._holds = lru_cache(maxsize=4096)(self._folder_lies_within)
+        self._holds = lru_cache(maxsize=4096)(self._is_folder_within)
 
     def holds(self, path: str) -> bool:
         at = parse_location(path, "The file")
@@ -157,7 +162,7 @@ class OwnPlaces:
             if not self.holds(path):
                 raise _outside(path, what)
 
-    def _folder_lies_within(self, folder: str) -> bool:
+    def _is_folder_within(self, folder: str) -> bool:
         try:
             key = location_key(parse_location(folder))
         except BadRequest:  # the root of a bucket
@@ -179,22 +184,22 @@ class _Reader:
 
     async def before(self, base: TableMetadata | None, updates: Iterable[Mapping[str, Any]]) -> dict[str, None]:
         """The manifests of the current snapshot and of the parents of the new snapshots."""
-        found: dict[str, None] = {}
+        manifests: dict[str, None] = {}
         if base is None:
-            return found
+            return manifests
         added = (update.get("snapshot") for update in updates)
         parents = [snapshot.get("parent-snapshot-id") for snapshot in added if isinstance(snapshot, Mapping)]
         for snapshot_id in {base.current_snapshot_id, *(parent for parent in parents if isinstance(parent, int))}:
             snapshot = None if snapshot_id is None else base.snapshot(snapshot_id)
             if snapshot is None:
                 continue
-            found |= dict.fromkeys(snapshot.manifests or ())
+            manifests |= dict.fromkeys(snapshot.manifests or ())
             if snapshot.manifest_list is not None:
                 try:
-                    found |= dict.fromkeys(await self.manifest_list(snapshot.manifest_list))
-                except BadRequest:  # was broken before this commit
+                    manifests |= dict.fromkeys(await self.manifest_list(snapshot.manifest_list))
+                except BadRequest:  # was damaged before this commit
                     continue
-        return found
+        return manifests
 
     async def manifest_list(self, location: str) -> list[str]:
         data = await self._read(location, "manifest list")
@@ -213,16 +218,18 @@ class _Reader:
             return set()
 
     async def outside(self, manifest: str) -> set[str]:
-        """Its files outside the table's locations. BadRequest for delete files that refer to such files."""
+        """The manifest's files outside the table's locations. BadRequest for delete files that refer to such files."""
         data = await self._read(manifest, "manifest")
 
         def find() -> set[str]:
             try:
-                named = list(_paths(data, manifest))
+                entries = list(_paths(data, manifest))
             except Corrupt as error:
                 raise BadRequest(f"A manifest of the commit is unreadable: {error.message}") from None
-            self._own.check((about for path, about in named if about and self._own.holds(path)), "The data file")
-            return {path for path, _ in named if not self._own.holds(path)}
+            self._own.check(
+                (data_file for path, data_file in entries if data_file and self._own.holds(path)), "The data file"
+            )
+            return {path for path, _ in entries if not self._own.holds(path)}
 
         return await asyncio.to_thread(find)
 
@@ -234,7 +241,7 @@ class _Reader:
 
 
 def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
-    """(path, the data file that it refers to) of each live entry. Corrupt names the manifest."""
+    """(path, the data file that it refers to) of each live entry. Corrupt, with the manifest's location."""
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()
     paths = _texts(decoded.texts["file_path"], heap)

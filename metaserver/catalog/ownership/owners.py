@@ -30,13 +30,13 @@ def determines_rights(key: str) -> bool:
 
 
 def borrows_rights(metadata: ViewMetadata) -> bool:
-    """Whether the view runs with the rights of somebody whom its properties name."""
+    """Whether the view runs with the rights of a user that its properties name."""
     return any(determines_rights(key) for key in metadata.properties)
 
 
 def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
-    """Of all that engines read of a view, in the metadata file at `location`. It is kept in the database, since that
-    file lies where the view's writers may write, and could be given another owner, or an owner's view another text."""
+    """The digest of a view's content and of the location of its metadata file. It is stored in the database, because
+    the view's writers can overwrite the file, to change the owner, or the text of a view with another owner."""
     return hashlib.sha256(location.encode() + b"\n" + encode_view(metadata)).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""What each principal has of the plans: leases, each until it ends or is withdrawn, and bytes, until the files go.
+"""The shares of principals in plans: leases, until they end or are withdrawn, and bytes, until the files are deleted.
 
-The rule it keeps: one principal has half of the leases and half of the bytes, so that nobody stops the plans of others.
-A lease counts for whom it was granted to, for as long as it was granted, by a first request or by one that renews it.
-Files stay for a grace after that, for queries that have begun, and so do their bytes.
+Invariant: a principal may have at most half of all leases and half of all bytes, so no principal can exclude the
+others. A lease counts for the principal that requested or renewed it, for the requested time. The files are kept for a
+grace period after the lease, for running queries, and their bytes count until then.
 
 Belongs to one worker and starts empty.
 """
@@ -15,13 +15,13 @@ from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.catalog.quotas import Quota
 
 PLAN_BYTES_MIN = 4096
-"""What a plan counts for at least: its row in the database, and its files as storage bills them."""
+"""The minimum size that a plan counts with: its row in the database, and its files as storage bills them."""
 _EVERYBODY = "all"
 _SWEEP_MIN = 10_000
 
 
 class PlanShares:
-    """Times are those of a monotonic clock."""
+    """Times are of a monotonic clock."""
 
     def __init__(self, *, leases: int, size_bytes: int, grace_s: float) -> None:
         self._leases = Quota(max(1, leases // 2))
@@ -29,11 +29,11 @@ class PlanShares:
         self._bytes_of_all = Quota(size_bytes)
         self._grace_s = grace_s
         self._granted: dict[tuple[str, int], tuple[float, int]] = {}
-        """By holder and number of the plan: until when, and the bytes that count for it."""
+        """By holder and number of the plan: the end of the lease, and the bytes of the plan."""
         self._sweep_at = _SWEEP_MIN
 
     def exhausted(self, who: str, now_s: float, leases: int = 1) -> str | None:
-        """What there is no room in for so many more leases; None: there is room."""
+        """The limit that `leases` further leases would exceed; None if there is room."""
         holder = _holder(who)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
@@ -42,12 +42,12 @@ class PlanShares:
         return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
 
     def unknown(self, who: str, plans: Iterable[int], now_s: float) -> int:
-        """How many of the plans would be further leases of theirs."""
+        """The number of plans that would be further leases of the principal."""
         holder = _holder(who) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
     def grant(self, who: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
-        """A lease of the plan of this number, or a longer one. `size_bytes` where its files are written for it."""
+        """Adds a lease of the plan, or extends it. `size_bytes`: the size of the files that are written for it."""
         holder = _holder(who)
         size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
         if holder is None:
@@ -57,7 +57,7 @@ class PlanShares:
         self._move(holder, plan, now_s, max(until_s, before_s), before + size)
 
     def withdraw(self, who: str, plans: Iterable[int], now_s: float) -> None:
-        """The leases of these plans end now; their files stay for the grace."""
+        """Ends the leases of these plans; their files stay for the grace period."""
         holder = _holder(who)
         for plan in plans:
             if holder is not None and (holder, plan) in self._granted:
@@ -70,10 +70,10 @@ class PlanShares:
         before = self._granted.pop((holder, plan), None)
         if before is not None:
             self._leases.take_back(holder, before[0])
-            for quota, of in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
-                quota.take_back(of, before[0] + self._grace_s, before[1])
-        for quota, of in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
-            quota.add(of, now_s, until_s + self._grace_s, size)
+            for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
+                quota.take_back(share_holder, before[0] + self._grace_s, before[1])
+        for quota, share_holder in ((self._bytes, holder), (self._bytes_of_all, _EVERYBODY)):
+            quota.add(share_holder, now_s, until_s + self._grace_s, size)
         if until_s > now_s:
             self._leases.add(holder, now_s, until_s)
             self._granted[holder, plan] = until_s, size
@@ -84,5 +84,5 @@ class PlanShares:
 
 
 def _holder(who: str) -> str | None:
-    """Whose share it counts against; without a login there are none."""
+    """The principal whose share is charged; None without a login."""
     return None if who == ANONYMOUS_NAME else who

@@ -30,18 +30,14 @@ from seamark.metaserver.catalog.values import LoadedTable, TableChange
 from seamark.metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable, ShownPlan
+from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
-    Entry,
-    EntryKind,
     ForgetPlanTable,
     KeepPlanTable,
     LeasePlanSnapshots,
-    NamespacePath,
-    PlanTable,
     RenewPlanTable,
     RetirePlanTables,
-    ShownPlan,
 )
 from seamark.metaserver.wire import NAME_MAX, PLAN_MARK, PLANS_FOLDER, encode_json, is_plan_name, show
 
@@ -55,7 +51,7 @@ _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0
 _COUNTED_S = 10.0
-"""How long a count of them all serves; those made here since are added to it."""
+"""How long the count of all plans is cached; plans that this worker creates are added to it."""
 
 
 class LoadedPlan(msgspec.Struct, frozen=True):
@@ -120,11 +116,11 @@ class PlanTables:
             grace_s=settings.plan_table_grace_s,
         )
         self.refused: Counter[str] = Counter()
-        """Plans that were not made, by what there was no room in; for metrics."""
+        """Plans that were not made, by the exhausted limit; for metrics."""
         self._logged_s: dict[str, float] = {}
 
     async def has_room(self, who: str) -> bool:
-        """Whether there may be another: every reader can have some made, and each has files."""
+        """Whether another plan may be created: every reader can request plans, and each plan has files."""
         now_s = self._parts.clock.monotonic()
         exhausted = self._shares.exhausted(who, now_s)
         if exhausted is None:
@@ -185,22 +181,22 @@ class PlanTables:
     async def lease(
         self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int, who: str
     ) -> int:
-        """Renews plans of the table, or of the view, for `who`; a lease of 0 s withdraws them. The number that were
-        found. TooManyRequests where these are more leases than one principal may have."""
+        """Renews plans of the table or view for `who`; a lease of 0 s withdraws them. Returns the number of plans that
+        exist. TooManyRequests if one principal may not have this many leases."""
         expires_ms = self._parts.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
         if lease_s and not self._may_lease(who, ids):
             raise too_many_plans(who)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
-        (found,) = await self._parts.store.transact([operation])
+        (count,) = await self._parts.store.transact([operation])
         now_s = self._parts.clock.monotonic()
         if lease_s == 0:
-            self._count = max(0, self._count - int(found))
+            self._count = max(0, self._count - int(count))
             self._shares.withdraw(who, ids, now_s)
-        elif found:
+        elif count:
             for shown_id in ids:
                 self._shares.grant(who, shown_id, now_s, now_s + lease_s)
-        return int(found)
+        return int(count)
 
     def _may_lease(self, who: str, plans: Sequence[int]) -> bool:
         now_s = self._parts.clock.monotonic()
@@ -213,9 +209,9 @@ class PlanTables:
     async def share(
         self, namespace: NamespacePath, name: str, lease_s: int, who: str, audience: str | None = None
     ) -> PlanTable | None:
-        """The plan of this name and audience where there is one whose files stay for `lease_s`. It is renewed, for
-        `who`, where less than half of that is left, so that most who share it change nothing. None, too, where that is
-        one lease more than one principal may have."""
+        """The existing plan with this name and audience. Its lease is renewed for `who` if less than half of `lease_s`
+        is left, so most requests that share a plan write nothing. None if there is no such plan, or if the lease would
+        exceed the principal's limit."""
         now_ms = self._parts.clock.now_ms()
         plan = await self._parts.store.plan_table(namespace, name)
         if plan is None or plan.audience != audience:
@@ -240,10 +236,10 @@ class PlanTables:
         lease_s: int,
         who: str,
     ) -> PlanTable:
-        """Stores the files and gives the plan its name. Another's, where another was first; these files go then.
-        They count against the shares of `who` (`plan_shares.py`).
+        """Stores the files and registers the plan. If another request has registered the name, deletes these files and
+        returns the other plan. The files count against the shares of `who` (`plan_shares.py`).
 
-        `files` are those of the plan, the metadata file last. A plan view has no table's `metadata`."""
+        `files`: the plan's files, the metadata file last. A plan view has no table's `metadata`."""
         now_s, size = self._parts.clock.monotonic(), sum(len(data) for _, data in files)
         self._shares.grant(who, shown_id_of(plan.id), now_s, now_s + lease_s, size)
         try:
@@ -257,7 +253,7 @@ class PlanTables:
         try:
             (kept,) = await self._parts.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
-            raise  # it may have its name
+            raise  # the plan may have been registered
         except SeamarkError:
             await self._remove_quietly(plan.files)
             raise
@@ -308,7 +304,7 @@ class PlanTables:
 
     async def _remove_quietly(self, locations: Sequence[str]) -> None:
         for location in locations:
-            with contextlib.suppress(SeamarkError):  # orphans of a few kilobytes, which nothing points at
+            with contextlib.suppress(SeamarkError):  # leaves orphans of a few kilobytes
                 await self._parts.objects.delete(location)
 
 
@@ -321,10 +317,10 @@ def too_many_plans(who: str) -> TooManyRequests:
 def check_lasting(location: str, metadata: TableMetadata) -> None:
     """BadRequest for metadata of a plan, or with the manifest list of a plan: these files are deleted soon."""
     lists = (snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list is not None)
-    found = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
-    if found is not None:
+    file = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
+    if file is not None:
         raise BadRequest(
-            f"Cannot register {location}: the file {found} belongs to a plan, whose files are deleted when its lease "
+            f"Cannot register {location}: the file {file} belongs to a plan, whose files are deleted when its lease "
             "ends; register a metadata file of the table"
         )
 
@@ -341,5 +337,9 @@ def _check_snapshot(update: Mapping[str, Any]) -> None:
 
 
 def _removed_ids(update: Mapping[str, Any]) -> list[int]:
-    given = update.get("snapshot-ids") if update.get("action") == "remove-snapshots" else None
-    return [id_ for id_ in given if type(id_) is int and 0 < id_ < 1 << 63] if isinstance(given, list) else []
+    snapshot_ids = update.get("snapshot-ids") if update.get("action") == "remove-snapshots" else None
+    return (
+        [id_ for id_ in snapshot_ids if type(id_) is int and 0 < id_ < 1 << 63]
+        if isinstance(snapshot_ids, list)
+        else []
+    )

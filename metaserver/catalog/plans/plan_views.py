@@ -30,7 +30,7 @@ from seamark.metaserver.catalog.pointers import metadata_location
 from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.errors import BadRequest, NoSuchView
 from seamark.metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
-from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath, PlanTable
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER, show
 
 DIALECT = "trino"
@@ -90,9 +90,9 @@ class PlanViews:
             if entry is not None and entry.uuid == plan.uuid:
                 await self._parts.documents.ensure_exists(plan.location)
                 metadata = await self._parts.documents.view(plan.location)
-                # Engines run it by its owner's rights, and who may write the view's folder could write over the file.
-                whole = plan.shown in (None, fingerprint_of(metadata, plan.location))
-                if whole and _name(entry, metadata.current_version, audience) == name:
+                # Engines run a plan view with its owner's rights, and writers of the view's folder can overwrite it.
+                is_unchanged = plan.shown in (None, fingerprint_of(metadata, plan.location))
+                if is_unchanged and _name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
                     return plan, LoadedView(entry=located, metadata=metadata)
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
@@ -151,7 +151,7 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
 def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: Reader | None) -> ViewMetadata:
     """The view's metadata with one version, one schema and one representation."""
     metadata, version = view.metadata, view.metadata.current_version
-    given = next(
+    original = next(
         (
             representation.sql
             for representation in version.representations
@@ -159,11 +159,13 @@ def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: R
         ),
         None,
     )
-    if given is None:
+    if original is None:
         raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}")
-    inner = _replaced(given, places, version.default_namespace)
-    tried = ", ".join(_access_check(given, place, number) for number, place in enumerate(places) if place.columns)
-    text = f"WITH {tried} " if tried else ""
+    inner = _replaced(original, places, version.default_namespace)
+    access_checks = ", ".join(
+        _access_check(original, place, number) for number, place in enumerate(places) if place.columns
+    )
+    text = f"WITH {access_checks} " if access_checks else ""
     # On a separate line, because the text may end with a comment.
     text += f"SELECT * FROM (\n{inner}\n) AS {_quoted(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_only_for(reader.user)} AND ({condition}\n)"

@@ -1,6 +1,6 @@
 """Budgets for fetched bytes and for the memory of decoded data.
 
-A small file can decode to a large one: a dictionary repeats one value for every row, and a compressed page of zeros
+A small file can decode to much data: a dictionary repeats one value for every row, and a compressed page of zeros
 grows a thousandfold. So a decoder charges a budget before it allocates memory, and stops at its limit.
 """
 
@@ -108,8 +108,8 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
         return views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
         lengths = pc.fill_null(pc.binary_length(values), 0)
-        found: npt.NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-        return found
+        sizes: npt.NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+        return sizes
     try:
         width = kind.bit_width // 8 + 1
     except ValueError:  # nested types, which are not indexed

@@ -26,18 +26,19 @@ Longs = npt.NDArray[np.int64]
 
 FOOTER_LIMIT_BYTES = 16 << 20
 FOOTER_FREE_BYTES = 32 << 10
-"""A footer that is no longer takes 24 MiB at most: 745 bytes for each of its own, in a list of column chunks."""
+"""A footer of at most this size is not weighed: decoded it takes at most 24 MiB (745 bytes for each byte, in a list of
+column chunks)."""
 _FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160, (0, 5): 192, (1, 1): 768}
-"""Measured, of pyarrow 25: of FileMetaData each schema element, row group and key with its value, of RowGroup each
-column chunk."""
+"""Bytes per item, measured with pyarrow 25: in FileMetaData, schema elements, row groups, and key-value pairs; in
+RowGroup, column chunks."""
 _ITEM_BYTES = 72
-"""Of each item of other lists: paths, encodings, their statistics, orders of columns."""
+"""Bytes per item of all other lists: paths, encodings, their statistics, column orders."""
 _FIELD_BYTES = 32
-"""Fields are counted, too, for the time that it takes to weigh them."""
+"""Fields are charged too, because weighing them takes time."""
 PAGE_HEADER_MAX_BYTES = 256 << 10
-"""A header is read into dicts, which take some hundred times its bytes."""
+"""A header is decoded to dicts, which take about a hundred times its size."""
 PAGES_MAX = 100_000
-"""Of one column chunk."""
+"""Maximum pages of a column chunk."""
 BATCH_ROWS_MAX = 65_536
 _COPIES = 8
 """A batch is in memory twice while it is decoded, in buffers that double in size."""
@@ -99,21 +100,21 @@ class BoundedParquet:
     def plain_columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
         """The same as `columns`, without dictionaries."""
         columns = self.columns(places) if places else {}
-        plain = {one: [self._plain(chunk) for chunk in column.chunks] for one, column in columns.items()}
-        return {one: self._chunked(chunks, places[one]) for one, chunks in plain.items()}
+        plain = {column_id: [self._plain(chunk) for chunk in column.chunks] for column_id, column in columns.items()}
+        return {column_id: self._chunked(chunks, places[column_id]) for column_id, chunks in plain.items()}
 
     def columns_at(self, places: Mapping[int, Place], rows: Longs) -> dict[int, pa.ChunkedArray]:
         """The columns of some rows of the file, int64[n] ascending, without dictionaries."""
-        found: dict[int, list[pa.Array]] = {one: [] for one in places}
+        chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in places}
         for start, table, cost in self._tables(places, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             taken = pa.array(rows[first:end] - start)
-            for one, place in places.items():
+            for column_id, place in places.items():
                 for chunk in column_of(table, place).take(taken).chunks:
                     self._budget.take(chunk.nbytes, self._path)
-                    found[one].append(self._plain(chunk))
+                    chunks_of[column_id].append(self._plain(chunk))
             self._budget.give_back(cost)
-        return {one: self._chunked(found[one], places[one]) for one in places}
+        return {column_id: self._chunked(chunks_of[column_id], places[column_id]) for column_id in places}
 
     def _plain(self, array: pa.Array) -> pa.Array:
         if not pa.types.is_dictionary(array.type):
@@ -178,7 +179,7 @@ class BoundedParquet:
 
     def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
         """The leaf columns that pyarrow reads for these names, including everything inside a column."""
-        schema, found = self._file.metadata.schema, []
+        schema, leaves = self._file.metadata.schema, []
         for number in range(len(schema)):
             column = schema.column(number)
             if not any(column.path == name or column.path.startswith(name + ".") for name in names):
@@ -187,11 +188,11 @@ class BoundedParquet:
                 raise Unreadable(self._path, f"its column {column.path[:200]!r} is inside a list")
             if column.physical_type == "BYTE_ARRAY":
                 whole = self._has_dictionaries(number, column)
-                found.append(_Leaf(number, column.path, _OFFSET, by_dictionary=whole, expands=not whole))
+                leaves.append(_Leaf(number, column.path, _OFFSET, by_dictionary=whole, expands=not whole))
             else:
                 width = max(_FIXED_MIN, column.length or 0)
-                found.append(_Leaf(number, column.path, width, by_dictionary=False, expands=False))
-        return found
+                leaves.append(_Leaf(number, column.path, width, by_dictionary=False, expands=False))
+        return leaves
 
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
         """Whether pyarrow can read a byte array column as a dictionary."""

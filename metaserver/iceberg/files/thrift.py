@@ -73,10 +73,10 @@ def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]],
         size, at = _varint(data, at)
     if size > len(data) - at:  # each takes at least a byte
         raise ValueError(f"a list of {size} at {at} exceeds the data")
-    read_one = _byte if kind in (TRUE, FALSE) else _READERS[kind]
+    read_value = _byte if kind in (TRUE, FALSE) else _READERS[kind]
     values = []
     for _ in range(size):
-        value, at = read_one(data, at, depth)
+        value, at = read_value(data, at, depth)
         values.append(value)
     return (kind, values), at
 
@@ -84,7 +84,7 @@ def _list(data: memoryview, at: int, depth: int) -> tuple[tuple[int, list[Any]],
 def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
     if depth > _DEPTH_MAX:
         raise ValueError("structures are too deep")
-    found: Fields = {}
+    fields: Fields = {}
     number = 0
     while head := data[at]:
         at += 1
@@ -94,11 +94,11 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
         else:
             number, at = _integer(data, at, depth)
         if kind in (TRUE, FALSE):
-            found[number] = kind, None
+            fields[number] = kind, None
             continue
         value, at = _READERS[kind](data, at, depth + 1)
-        found[number] = kind, value
-    return found, at + 1
+        fields[number] = kind, value
+    return fields, at + 1
 
 
 _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
@@ -115,19 +115,19 @@ _READERS: dict[int, Callable[[memoryview, int, int], tuple[Any, int]]] = {
 
 
 class TooHeavy(ValueError):
-    """A structure has more in it than was to be weighed."""
+    """The weight of a structure exceeds the limit."""
 
 
 Weights: TypeAlias = Mapping[tuple[int, int], int]
-"""Bytes of one item of a list, by the depth of the structure that has the list (0: the outermost) and its field id."""
+"""Bytes per item of a list, by the depth of the structure that has the list (0: the outermost) and the field id."""
 
 
 def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, most: int) -> int:
-    """About how many bytes readers take for a structure that begins at 0: so many for each item of its lists, or by
-    default `item`, and `field` for each field. Nothing is built to tell.
+    """The approximate memory that readers need for the structure at 0: the weight of each item of its lists, by default
+    `item`, and `field` for each field. The structure is not built.
 
-    A list claims its length before its items, and readers allocate what it claims: TooHeavy as soon as that, and all
-    before it, are more than `most`.
+    A list states its length before its items, and readers allocate memory for it: TooHeavy as soon as the weight of the
+    stated lengths exceeds `most`.
     """
     weighing = _Weighing(memoryview(data), weights, item, field, most)
     try:
@@ -143,7 +143,7 @@ class _Weighing:
         self.total = 0
 
     def structure(self, at: int, depth: int) -> int:
-        """Where it ends."""
+        """Weighs a structure; returns its end."""
         if depth > _DEPTH_MAX:
             raise ValueError("structures are too deep")
         data, number = self._data, 0
@@ -223,8 +223,8 @@ def _put_list(out: bytearray, value: tuple[int, list[Any]]) -> None:
         out.append(0xF0 | kind)
         _put_varint(out, len(values))
     put = bytearray.append if kind in (TRUE, FALSE) else _WRITERS[kind]
-    for one in values:
-        put(out, one)
+    for item in values:
+        put(out, item)
 
 
 def _put_struct(out: bytearray, fields: Fields) -> None:

@@ -309,8 +309,8 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
         decoded.rows,
         1 if decoded.metadata.get("content") == "deletes" else 0,
         spec.spec_id,
-        _there(packer, longs),
-        _there(packer, texts),
+        _present(packer, longs),
+        _present(packer, texts),
         {
             name: (packer.packed(counts), packer.packed(values), len(decoded.lists[name][1]))
             for name, (counts, values) in lists.items()
@@ -323,7 +323,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     return [prefix + b"\0" * (-len(prefix) % ALIGNMENT), memoryview(arrays)]
 
 
-def _there(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
+def _present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
     columns = {name: packer.packed(number) for name, number in numbers.items()}
     return {name: packed for name, packed in columns.items() if packed is not None}
 

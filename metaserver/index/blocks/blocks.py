@@ -71,30 +71,30 @@ class Blocks:
         """The blocks in the order of the manifests. Corrupt, with its path, if a manifest is missing, damaged, or
         contradicts the manifest list.
         """
-        found = [self._alive.get(_key(manifest)) for manifest in manifests]
-        absent = [manifest for manifest, block in zip(manifests, found, strict=True) if block is None]
+        cached = [self._alive.get(_key(manifest)) for manifest in manifests]
+        absent = [manifest for manifest, block in zip(manifests, cached, strict=True) if block is None]
         if not absent:
-            return _agreeing(manifests, [block for block in found if block is not None])
+            return _agreeing(manifests, [block for block in cached if block is not None])
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             size_bytes = sum(manifest.manifest_length for manifest in absent)
             with self._decoders.many(size_bytes):
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._load_one(manifest)) for manifest in absent]
+                    tasks = [group.create_task(self._load_block(manifest)) for manifest in absent]
             loaded = dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # of several broken files, one is reported
+            raise errors.exceptions[0] from None  # reports the first of several damaged files
         finally:
             # The error's traceback references this frame, and a task the error: a cycle that would keep other blocks
             # alive.
             tasks.clear()
         blocks = [
             block if block is not None else loaded[_key(manifest)]
-            for manifest, block in zip(manifests, found, strict=True)
+            for manifest, block in zip(manifests, cached, strict=True)
         ]
         return _agreeing(manifests, blocks)
 
-    async def _load_one(self, manifest: ManifestFile) -> tuple[str, Block]:
+    async def _load_block(self, manifest: ManifestFile) -> tuple[str, Block]:
         key = _key(manifest)
         async with self._slots:
             block = await self._stack.get(key, lambda: self._fetch(manifest), Block)

@@ -4,8 +4,8 @@ Decoding releases the GIL for most of its time, but the rest limits threads to a
 process has its own GIL, but takes a quarter of a second to start, which only a load of many manifests justifies.
 Processes start while threads already decode, and end after the load.
 
-A process produces the same bytes. If none can be started, or one dies, the thread decodes itself. No process outlives
-this one, because each ends with its standard input.
+A process produces the same bytes. If none can be started, or one dies, the thread decodes itself. Each process ends
+when its standard input ends, so no process outlives its parent.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Decoders:
 
     def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
         self._executor = executor
-        self._most = threads if threads > 1 else 0  # a single thread shares its GIL with no other
+        self._processes_max = threads if threads > 1 else 0  # a single thread shares its GIL with no other
         self._min_bytes = processes_min_bytes
         self._lock = threading.Lock()
         """Protects all attributes below."""
-        self._wanted = 0
+        self._active_loads = 0
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self.by_processes = 0
@@ -74,18 +74,18 @@ class Decoders:
     @contextmanager
     def many(self, size_bytes: int) -> Iterator[None]:
         """While it is active, manifests with this many bytes in total are expected."""
-        if size_bytes < self._min_bytes or not self._most:
+        if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return
         with self._lock:
-            self._wanted += 1
+            self._active_loads += 1
             before = self.by_processes
         try:
             yield
         finally:
             with self._lock:
-                self._wanted -= 1
-                idle, self._idle = ([], self._idle) if self._wanted else (self._idle, [])
+                self._active_loads -= 1
+                idle, self._idle = ([], self._idle) if self._active_loads else (self._idle, [])
             log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - before)
             with contextlib.suppress(RuntimeError):  # the executor is shut down, and `close` ends them
                 for process in idle:
@@ -115,19 +115,19 @@ class Decoders:
     def _take(self) -> _Process | None:
         """An idle process, or None; if more are allowed, one is started for later callers."""
         with self._lock:
-            if not self._wanted:
+            if not self._active_loads:
                 return None
             for at, process in enumerate(self._idle):
                 if process.is_ready():
                     self.by_processes += 1
                     return self._idle.pop(at)
-            if len(self._processes) >= self._most:
+            if len(self._processes) >= self._processes_max:
                 return None
             try:
                 started = _Process()
             except OSError as error:
                 log.warning("decoder_not_started", error=str(error))
-                self._most = 0  # the environment does not allow processes
+                self._processes_max = 0  # the environment does not allow processes
                 return None
             self._processes.add(started)
             self._idle.append(started)
@@ -135,7 +135,7 @@ class Decoders:
 
     def _give(self, process: _Process) -> None:
         with self._lock:
-            if self._wanted:
+            if self._active_loads:
                 self._idle.append(process)
                 return
         self._end(process)
@@ -184,16 +184,16 @@ class _Process:
         name = location.encode()
         self._write(memoryview(_QUESTION.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
-        what, answer = self._answer()
-        if what == _CORRUPT:
+        kind, answer = self._answer()
+        if kind == _CORRUPT:
             raise Corrupt(bytes(answer).decode())
-        if what != _BLOCK:
-            raise _ProcessLost(f"it says {what}")
+        if kind != _BLOCK:
+            raise _ProcessLost(f"it says {kind}")
         return answer
 
     def _answer(self) -> tuple[int, memoryview]:
-        what, size = _ANSWER.unpack(self._read(_ANSWER.size))
-        return what, self._read(size)
+        kind, size = _ANSWER.unpack(self._read(_ANSWER.size))
+        return kind, self._read(size)
 
     def _write(self, data: memoryview) -> None:
         try:
@@ -238,7 +238,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """Decodes until the input ends. An error other than Corrupt ends the process: the caller then decodes itself, and
     gets the same error.
     """
-    _say(answers, _READY, b"")
+    _write_answer(answers, _READY, b"")
     while head := questions.read(_QUESTION.size):
         name_bytes, data_bytes = _QUESTION.unpack(head)
         location = questions.read(name_bytes).decode()
@@ -246,13 +246,13 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
         if len(data) < data_bytes:
             return
         try:
-            _say(answers, _BLOCK, decoded(data, location))
+            _write_answer(answers, _BLOCK, decoded(data, location))
         except Corrupt as error:
-            _say(answers, _CORRUPT, error.message.encode())
+            _write_answer(answers, _CORRUPT, error.message.encode())
 
 
-def _say(answers: BinaryIO, what: int, data: bytes) -> None:
-    answers.write(_ANSWER.pack(what, len(data)))
+def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:
+    answers.write(_ANSWER.pack(kind, len(data)))
     answers.write(data)
     answers.flush()
 

@@ -121,8 +121,8 @@ def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The position of one column. Widths are in bytes; width 0 means that all values are equal.
 
-    `low` and `high` bound the values; if any is absent, the one on the side that keeps its row is the form's minimum or
-    maximum. Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
+    `low` and `high` bound the values; if a value is absent, the bound on the side that keeps its row is the form's
+    minimum or maximum. Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
     """
 
     form: int

@@ -1,9 +1,9 @@
-"""Index files that nobody needs any more, taken away by themselves: part of the server's housekeeping.
+"""Removes unused index files: a part of the server's housekeeping.
 
-Three kinds. Superseded and quarantined ones stay for a while, for plans that are under way and for whoever wants to
-know what was wrong, then they go: from storage first, then from the registry, so that a crash between leaves a row to
-try again. Files of an index that the table no longer defines are superseded. Files in a table's index folder that are
-in no registry are left over from builds that died; they go when they are old.
+Superseded and quarantined files are kept for a retention time, for running plans and for operators who examine the
+damage. Then they are deleted from storage and after that from the registry, so that a crash between the two steps
+leaves a row for the next attempt. The files of an index that the table no longer defines become superseded. Files in a
+table's index folder that are in no registry are left over from failed builds; they are deleted when they are old.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.store.port import Entry, PointerStore
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.port import PointerStore
 
 _FILES_A_ROUND = 1000
 _TABLES_A_ROUND = 200
 _ORPHANS_EVERY_MS = 6 * 3_600_000
 _FOLDERS_MAX = 100_000
 _ORPHAN_AGE_MS = 24 * 3_600_000
-"""A build registers what it wrote within minutes; a builder's clock may be wrong by hours."""
+"""A build registers its files within minutes; a builder's clock may be wrong by hours."""
 
 log = structlog.get_logger()
 
 
 class Cleaner:
-    """Belongs to one event loop. `load` is of a metadata file's location; `folder` of index files below a table's."""
+    """Belongs to one event loop. `load` reads a metadata file; `folder`: the folder of index files in a table's."""
 
     def __init__(
         self,
@@ -53,13 +54,13 @@ class Cleaner:
         self._folder = folder
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
-        """Where the next round goes on among the tables."""
+        """The uuid after which the next round continues."""
         self._orphans_ms: dict[str, int] = {}
-        """By location of the folder, when it was last listed."""
+        """Time of the last listing, by location of the folder."""
 
     async def clean(self) -> int:
-        """One round. How many files were deleted, or superseded because their index is gone."""
-        return await self._delete_unused() + await self._look_through_tables()
+        """Runs one round. Returns the number of files that were deleted, or superseded because their index is gone."""
+        return await self._delete_unused() + await self._clean_tables()
 
     async def _delete_unused(self) -> int:
         done = 0
@@ -73,12 +74,12 @@ class Cleaner:
                 log.warning("index file not cleaned", location=file.location, reason=error.message)
         return done
 
-    async def _look_through_tables(self) -> int:
+    async def _clean_tables(self) -> int:
         entries = await self._store.indexed_tables(self._after, _TABLES_A_ROUND)
         self._after = entries[-1].uuid if entries else None
         done = 0
-        for _, named in groupby(entries, key=lambda entry: entry.uuid):
-            names = list(named)
+        for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):
+            names = list(entries_of_table)
             try:
                 tables = [await self._load(entry.metadata_location) for entry in names]
                 done += await self._supersede_undefined(names[0], tables)
@@ -89,14 +90,16 @@ class Cleaner:
 
     async def _supersede_undefined(self, entry: Entry, tables: list[TableMetadata]) -> int:
         definitions = [read_definitions(table) for table in tables]
-        defined = {one.id for each in definitions for one in each.by_name.values()}
-        if any(each.problems for each in definitions):
-            return 0  # a definition that cannot be read now may be one of these
+        defined = {
+            definition.id for definitions_of_name in definitions for definition in definitions_of_name.by_name.values()
+        }
+        if any(definitions_of_name.problems for definitions_of_name in definitions):
+            return 0  # an unreadable definition may be one of these
         registered = await self._registry.files(entry)
         done = 0
         before_ms = self._clock.now_ms() - self._retention_ms
         for definition_id in set(registered.definitions) - defined:
-            old = [one.location for one in registered.live(definition_id) if one.changed_ms < before_ms]
+            old = [file.location for file in registered.live(definition_id) if file.changed_ms < before_ms]
             if old:
                 await self._registry.replace(entry.uuid, definition_id, add=(), remove=old)
                 done += len(old)
@@ -104,7 +107,7 @@ class Cleaner:
 
     async def _delete_orphans(self, entry: Entry, tables: list[TableMetadata]) -> int:
         now_ms = self._clock.now_ms()
-        known = {one.location for one in (await self._registry.files(entry)).files}
+        known = {file.location for file in (await self._registry.files(entry)).files}
         done = 0
         for base in {table.location.rstrip("/") for table in tables}:
             folder = f"{base}/{self._folder}"
@@ -113,10 +116,12 @@ class Cleaner:
             if len(self._orphans_ms) >= _FOLDERS_MAX:
                 self._orphans_ms.clear()
             self._orphans_ms[folder] = now_ms
-            # The whole listing first: what is deleted while it is read could make it skip others.
-            found = [one async for one in self._objects.list(folder) if one.modified_ms < now_ms - _ORPHAN_AGE_MS]
-            for one in found:
-                if one.location not in known:
-                    await self._objects.delete(one.location)
+            # The listing is completed first: deletions during a listing could make it skip files.
+            old = [
+                stored async for stored in self._objects.list(folder) if stored.modified_ms < now_ms - _ORPHAN_AGE_MS
+            ]
+            for stored in old:
+                if stored.location not in known:
+                    await self._objects.delete(stored.location)
                     done += 1
         return done

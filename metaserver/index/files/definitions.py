@@ -1,16 +1,16 @@
-"""Definitions: which indexes a table has, as its properties say. The table is the one place where they are kept.
+"""Index definitions: the indexes of a table, stored only in its properties.
 
-The property `seamark.index.<name>` holds JSON, as the catalog writes it:
+The property `seamark.index.<name>` contains JSON, as the catalog writes it:
 
     {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
 
-or what people type by any engine, `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`, `record(a, bucket[16](b))`.
-Where there are field ids they say which columns; else names do. What is written here is checked; what is read is
-whatever an engine has set, so a property that makes no sense is told with what is wrong with it and is otherwise no
-index: it breaks no plan.
+or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`,
+`record(a, bucket[16](b))`. Field ids, if present, identify the columns; otherwise names do. Definitions are checked
+before they are written. Any engine may set the property, so an invalid value is reported as a problem and defines no
+index; it makes no plan fail.
 
-A definition's id is what the index is (kind, terms by field id, parameters), not what it is called: dropped and created
-again, it finds the index files that were built for it, which carry the id. Pure.
+A definition's id consists of its content (kind, terms by field id, parameters) without its name: an index that is
+dropped and created again uses the index files that were built for it, which contain the id. Pure.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ENABLED, PAUSED = "enabled", "paused"
 STATES = (ENABLED, PAUSED)
 BUCKET = "bucket"
 BUCKET_PREFIX = "bucket:"
-"""Of the names under which indexes are listed that a partition spec is; no other name holds a colon."""
+"""Prefix of the names of indexes that a partition spec defines; other names contain no colon."""
 DEFINITIONS_MAX = 256
-"""Of one table; properties beyond are not read."""
+"""Maximum definitions of a table; further properties are not read."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
@@ -48,7 +48,7 @@ _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`parameters`: those of the kind, by name."""
+    """`parameters`: the parameters of the kind, by name."""
 
     name: str
     kind: str
@@ -58,10 +58,10 @@ class IndexDefinition:
 
     @cached_property
     def id(self) -> str:
-        """JSON in one spelling, by field ids; what index files carry and the registry lists them by."""
+        """Canonical JSON with field ids; it is stored in index files and identifies the definition in the registry."""
         terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
-        said = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
-        return msgspec.json.encode(said).decode()
+        content = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
+        return msgspec.json.encode(content).decode()
 
     @property
     def enabled(self) -> bool:
@@ -69,52 +69,53 @@ class IndexDefinition:
 
     @property
     def text(self) -> str:
-        """As people type it."""
+        """The short form."""
         options = [f"{name}={value:g}" for name, value in sorted(self.parameters.items())]
         return f"{self.kind}({', '.join([*(term.text for term in self.terms), *options])})"
 
     @property
     def property_text(self) -> str:
-        """What the table's property `seamark.index.<name>` holds."""
-        said: dict[str, Any] = {
+        """The value of the table's property `seamark.index.<name>`."""
+        content: dict[str, Any] = {
             "kind": self.kind,
             "columns": [term.text for term in self.terms],
             "field-ids": [term.column_id for term in self.terms],
             **self.parameters,
         }
         if not self.enabled:
-            said["state"] = self.state
-        return msgspec.json.encode(said).decode()
+            content["state"] = self.state
+        return msgspec.json.encode(content).decode()
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """What a table's properties define, by name. `problems` says what is wrong with each that defines nothing."""
+    """The indexes that a table's properties define, by name. `problems`: why the other properties are invalid."""
 
     by_name: Mapping[str, IndexDefinition]
     problems: Mapping[str, str]
 
     @property
     def enabled(self) -> tuple[IndexDefinition, ...]:
-        """Those that plans use and that are built; of several with one id the first."""
-        found: dict[str, IndexDefinition] = {}
-        for one in self.by_name.values():
-            if one.enabled:
-                found.setdefault(one.id, one)
-        return tuple(found.values())
+        """The indexes that are built and that plans use; of several with the same id, the first."""
+        enabled: dict[str, IndexDefinition] = {}
+        for definition in self.by_name.values():
+            if definition.enabled:
+                enabled.setdefault(definition.id, definition)
+        return tuple(enabled.values())
 
 
 _NONE = Definitions({}, {})
 
 
 def _keys(term: Term) -> str:
-    """Of what its keys are made. A column promoted beyond that is another index, of other keys: beyond its family, or,
-    where a transform is taken of it, at all, as the bucket of a date is none of the timestamp's."""
+    """The type that determines the term's keys. If a column is promoted to a type with other keys, the index is another
+    index: beyond its family, or, for a transform, to any other type, because the bucket of a date differs from the
+    bucket of the timestamp."""
     return family(term.kind) if term.transform in (IDENTITY, LOWER) else term.source
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:
-    """Of a table. Never raises."""
+    """The definitions of a table. Never raises."""
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:
         return _NONE
@@ -130,21 +131,24 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
 
 
 def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
-    """The indexes that partition specs are: one for each `bucket` of a column. Plans use them without our doing."""
-    found: dict[str, IndexDefinition] = {}
+    """The indexes that partition specs define: one for each `bucket` of a column. Plans use them without index
+    files."""
+    definitions: dict[str, IndexDefinition] = {}
     for spec in metadata.partition_specs:
-        for one in spec.fields:
-            if name_of(one.transform) != BUCKET or len(one.sources) != 1:
+        for partition_field in spec.fields:
+            if name_of(partition_field.transform) != BUCKET or len(partition_field.sources) != 1:
                 continue
             try:
-                term = resolve_id(one.transform, one.sources[0], metadata.current_schema, metadata.schemas)
+                term = resolve_id(
+                    partition_field.transform, partition_field.sources[0], metadata.current_schema, metadata.schemas
+                )
             except BadRequest:  # a column of a type that this server does not know
                 continue
-            name = BUCKET_PREFIX + one.name
-            if name in found and found[name].terms != (term,):
-                name = f"{BUCKET_PREFIX}{one.name}:{spec.spec_id}"
-            found.setdefault(name, IndexDefinition(name, BUCKET, (term,)))
-    return tuple(found.values())
+            name = BUCKET_PREFIX + partition_field.name
+            if name in definitions and definitions[name].terms != (term,):
+                name = f"{BUCKET_PREFIX}{partition_field.name}:{spec.spec_id}"
+            definitions.setdefault(name, IndexDefinition(name, BUCKET, (term,)))
+    return tuple(definitions.values())
 
 
 def define(
@@ -156,15 +160,15 @@ def define(
     parameters: Mapping[str, Any] | None = None,
     state: str = ENABLED,
 ) -> IndexDefinition:
-    """A definition to write, all of it checked; columns are terms, or texts that mean them in the current schema.
-    BadRequest."""
+    """A checked definition to write. Columns are terms, or texts that are resolved in the current schema. BadRequest if
+    it is invalid."""
     check_name(name)
     terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
     return _defined(name, kind, terms, parameters or {}, state)
 
 
 def check_name(name: str) -> str:
-    """BadRequest unless it can name an index."""
+    """BadRequest if the name is invalid for an index."""
     if name.startswith(BUCKET_PREFIX):
         raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec makes; change the spec instead")
     if not _NAME.fullmatch(name):
@@ -175,26 +179,26 @@ def check_name(name: str) -> str:
 
 
 def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = "") -> IndexDefinition:
-    """The definition that an index file carries. BadRequest where it is none of this table's."""
-    said = _object(definition_id)
-    terms = said.pop("terms", None)
-    kind = said.pop("kind", None)
-    if not isinstance(terms, list) or not all(_is_term(one) for one in terms):
+    """The definition with the id in an index file. BadRequest if it is not a definition for this table."""
+    content = _object(definition_id)
+    terms = content.pop("terms", None)
+    kind = content.pop("kind", None)
+    if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
-    found = [resolve_id(one["transform"], one["field-id"], schema, older) for one in terms]
-    definition = _defined(name, kind, found, said, ENABLED)
+    resolved = [resolve_id(item["transform"], item["field-id"], schema, older) for item in terms]
+    definition = _defined(name, kind, resolved, content, ENABLED)
     if definition.id != definition_id:
         raise BadRequest(f"The definition is not spelled as {definition.id}")
     return definition
 
 
-def _is_term(one: Any) -> bool:
+def _is_term(item: Any) -> bool:
     return (
-        isinstance(one, dict)
-        and isinstance(one.get("field-id"), int)
-        and isinstance(one.get("transform"), str)
-        and isinstance(one.get("keys"), str)
-        and len(one) == 3
+        isinstance(item, dict)
+        and isinstance(item.get("field-id"), int)
+        and isinstance(item.get("transform"), str)
+        and isinstance(item.get("keys"), str)
+        and len(item) == 3
     )
 
 
@@ -214,7 +218,7 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
         raise BadRequest(f"A {kind.name} index needs a column")
     if len(terms) > kind.columns_max == 1:
         raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define one for each")
-    if len(terms) > kind.columns_max or len({(one.column_id, one.transform) for one in terms}) < len(terms):
+    if len(terms) > kind.columns_max or len({(term.column_id, term.transform) for term in terms}) < len(terms):
         raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, each named once")
     for term in terms:
         if not kind.takes(term.kind):
@@ -222,12 +226,15 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
 
 
 def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str, float]:
-    known = [one.name for one in kind.parameters]
+    known = [parameter.name for parameter in kind.parameters]
     unknown = sorted(str(name) for name in given if name not in known)
     if unknown:
         accepted = ", ".join(known) or "no parameters"
         raise BadRequest(f"A {kind.name} index accepts {accepted} besides its columns, not {_shown(unknown[0])}")
-    return {one.name: _number(one, given.get(one.name, one.default)) for one in kind.parameters}
+    return {
+        parameter.name: _number(parameter, given.get(parameter.name, parameter.default))
+        for parameter in kind.parameters
+    }
 
 
 def _number(parameter: Parameter, value: Any) -> float:
@@ -242,21 +249,22 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
         raise BadRequest(f"{len(text)} characters are too long for a definition; {TEXT_MAX} are the most")
     if not text.lstrip().startswith("{"):
         return _read_short(name, text, schema, schemas)
-    said = _object(text)
-    kind, columns, ids = said.pop("kind", None), said.pop("columns", None), said.pop("field-ids", None)
-    state = said.pop("state", ENABLED)
-    if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
+    content = _object(text)
+    kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
+    state = content.pop("state", ENABLED)
+    if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
         raise BadRequest('columns is to be a list of texts, as in {"kind": "bitmap", "columns": ["c"]}')
     if ids is None:
-        terms = [resolve(one, schema, schemas) for one in columns]
-    elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(one, int) for one in ids):
-        # By id: the name may be another column's by now.
+        terms = [resolve(column, schema, schemas) for column in columns]
+    elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(number, int) for number in ids):
+        # By id, because another column may have the name now.
         terms = [
-            resolve_id(parse_term(one)[0], number, schema, schemas) for one, number in zip(columns, ids, strict=True)
+            resolve_id(parse_term(column)[0], number, schema, schemas)
+            for column, number in zip(columns, ids, strict=True)
         ]
     else:
         raise BadRequest(f"field-ids is to be a list of {len(columns)} numbers, one for each of columns")
-    return _defined(name, kind, terms, said, state)
+    return _defined(name, kind, terms, content, state)
 
 
 def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
@@ -286,12 +294,12 @@ def _option(text: str) -> Any:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        said = msgspec.json.decode(text)
+        content = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"The definition is not JSON: {error}") from None
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise BadRequest("The definition is to be a JSON object")
-    return said
+    return content
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""What index files say of themselves, read by range: the footer and the files table, whatever the rest weighs.
+"""Reads the description of index files by range: the footer and the files table, independent of the file size.
 
-For those who ask what is covered and what to register; plans open whole index files (`indexes.py`). Identities of the
-data files are kept, 16 bytes each, since every listing and every page of a build asks for them again.
+For coverage and registration; plans open whole index files (`indexes.py`). The ids of the data files are cached, 16
+bytes each, because every listing and every page of a build needs them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamark.metaserver.objects.port import ObjectStore
 
 _BUDGET_BYTES = 64 << 20
 _TAIL_BYTES = 32 << 10
-"""Read at once from the end: footers are smaller."""
+"""Size of the first read from the end; most footers are smaller."""
 _FILES_LIMIT_BYTES = 1 << 30
 _HEADER_BYTES = 1000
 """Memory of a header with its texts."""
@@ -28,7 +28,7 @@ _HEADER_BYTES = 1000
 class IndexFileSummary(NamedTuple):
     header: IndexHeader
     ids: npt.NDArray[np.uint64]
-    """uint64[n, 2]: identities of the data files (`hashing.file_ids`)."""
+    """uint64[n, 2]: ids of the data files (`hashing.file_ids`)."""
 
 
 class IndexReader:
@@ -39,7 +39,7 @@ class IndexReader:
         self._cache: MemoryCache[str, IndexFileSummary] = MemoryCache(_BUDGET_BYTES)
 
     async def describe(self, location: str, size_bytes: int) -> IndexFileSummary:
-        """Corrupt for what is no sound index file of that size; ObjectMissing; UnknownVersion; RetryLater."""
+        """Corrupt if it is not a valid index file of this size; ObjectMissing; UnknownVersion; RetryLater."""
         kept = self._cache.get(location)
         if kept is not None and kept.header.size_bytes == size_bytes:
             return kept
@@ -47,9 +47,9 @@ class IndexReader:
         if header.files_length > _FILES_LIMIT_BYTES:
             raise Corrupt(f"{location}: a files table of {header.files_length} bytes is larger than any")
         table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
-        found = IndexFileSummary(header, table.ids.copy())
-        self._cache.put(location, found, found.ids.nbytes + _HEADER_BYTES)
-        return found
+        summary = IndexFileSummary(header, table.ids.copy())
+        self._cache.put(location, summary, summary.ids.nbytes + _HEADER_BYTES)
+        return summary
 
     async def _header(self, location: str, size_bytes: int) -> IndexHeader:
         tail = await self._tail(location, size_bytes, _TAIL_BYTES)
@@ -58,9 +58,9 @@ class IndexReader:
             tail = await self._tail(location, size_bytes, needed)
         return read_header(tail, size_bytes, location)
 
-    async def _tail(self, location: str, size_bytes: int, wanted: int) -> bytes:
-        """One byte more is asked for: a file that has it is longer than it is said to be."""
-        start = max(0, size_bytes - max(wanted, TAIL_BYTES))
+    async def _tail(self, location: str, size_bytes: int, length: int) -> bytes:
+        """The end of the file. Requests one byte more, which reveals a file that is longer than `size_bytes`."""
+        start = max(0, size_bytes - max(length, TAIL_BYTES))
         tail = await self._objects.read_range(location, start, size_bytes - start + 1)
         if len(tail) != size_bytes - start:
             raise Corrupt(f"{location}: is not of {size_bytes} bytes")

@@ -1,12 +1,12 @@
-"""An index file: what one index knows of some data files, in a Puffin file that says everything about itself.
+"""An index file: the entries of an index for some data files, in a self-describing Puffin file.
 
-Blob 0 is the files table: which data files, in the order by which blob 1 names them. Blob 1 is of the index's kind
-(`index/kinds`). Properties say of which table and definition. So the list of index files in the
-pointer store can be made anew from the files alone.
+Blob 0 is the files table: the data files, in the order of blob 1. Blob 1 has the format of the index kind
+(`index/kinds`). Properties contain the table and the definition, so the list of index files in the pointer store can be
+rebuilt from the files.
 
-The footer and the files table are believed only as far as their checksums and lengths agree; what does not is Corrupt,
-naming the file. The kind's blob guards itself. A version that is not known here is no damage, and has an error of its
-own: the file was written by a newer server. Byte-exact in `docs/reference/index-format.md`. Pure.
+The footer and the files table are checked against their checksums and lengths; a violation is Corrupt, with the file's
+location. The kind's blob has its own checks. An unknown version, written by a newer server, is not damage and has a
+separate error. `docs/reference/index-format.md` specifies every byte. Pure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Mask = npt.NDArray[np.bool_]
 
 FILES_TYPE = "seamark-files-v1"
 PATHS_LIMIT_BYTES = 1 << 30
-"""Of a files table, inflated."""
+"""Maximum size of a files table, decompressed."""
 
 _CREATED_BY = "created-by"
 _TABLE_UUID, _DEFINITION = "seamark.table-uuid", "seamark.definition"
@@ -50,34 +50,34 @@ _CHECKSUM = "seamark.checksum"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _TYPE = re.compile(r"seamark-([a-z]+)-v([0-9]+)")
 _HEAD = struct.Struct("<QQQQII16x")
-"""Files, rows, bytes of the paths inflated and as stored, CRC-32 of the arrays and of the stored paths, zeros."""
+"""Files, rows, bytes of the paths decompressed and stored, CRC-32 of the arrays and of the stored paths, zeros."""
 _CHECK = struct.Struct("<I")
-"""CRC-32 of the head before it. With the file's magic the head fills a cache line, so that the arrays begin on one."""
+"""CRC-32 of the head before it. With the file's magic the head fills a cache line, so that the arrays are aligned."""
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 
 
 class UnknownVersion(ValueError):
-    """Written by a newer server: nothing is broken, but nothing can be read. Its data files are kept."""
+    """Written by a newer server: the file is valid but cannot be read, so its data files are not pruned."""
 
 
 @dataclass(frozen=True, eq=False)
 class FilesTable:
     """Data files in the order of the kind's blob: `ids` uint64[n, 2] (`hashing.file_ids`), `records` uint64[n] row
-    counts, `sizes` uint64[n] in bytes, and the paths, inflated when first asked for."""
+    counts, `sizes` uint64[n] in bytes, and the paths, which are decompressed at the first access."""
 
     ids: Words
     records: Words
     sizes: Words
     stored_paths: memoryview
-    """zstd, one frame, of uint32[n] lengths and the UTF-8 of all paths."""
+    """One zstd frame with uint32[n] lengths and the UTF-8 of all paths."""
     paths_bytes: int
-    """Inflated."""
+    """Decompressed size."""
     location: str
-    """Of the index file, for messages."""
+    """Location of the index file, for messages."""
 
     @staticmethod
     def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
-        """Of these data files. ValueError when the lengths differ."""
+        """A table of these data files. ValueError if the lengths differ."""
         raw = [path.encode() for path in paths]
         lengths = np.array([len(path) for path in raw], dtype="<u4")
         heap = lengths.tobytes() + b"".join(raw)
@@ -106,7 +106,7 @@ class FilesTable:
 
     @cached_property
     def paths(self) -> list[str]:
-        """Corrupt when they do not inflate to what the table says."""
+        """Corrupt if the decompressed data contradict the table."""
         try:
             heap = memoryview(pa.Codec("zstd").decompress(self.stored_paths, self.paths_bytes, asbytes=True))
             lengths = np.frombuffer(heap, dtype="<u4", count=len(self))
@@ -120,18 +120,18 @@ class FilesTable:
 
     @staticmethod
     def merged(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
-        """The kept files of each table in turn; `keep` is bool[n]."""
+        """The kept files of each table, in order; `keep` is bool[n]."""
         kept = [(table, np.flatnonzero(keep)) for table, keep in parts]
         none = np.empty(0, dtype="<u8")
         return FilesTable.of(
-            np.concatenate([none.reshape(0, 2), *(table.ids[at] for table, at in kept)]),
-            np.concatenate([none, *(table.records[at] for table, at in kept)]),
-            np.concatenate([none, *(table.sizes[at] for table, at in kept)]),
-            [table.paths[number] for table, at in kept for number in at.tolist()],
+            np.concatenate([none.reshape(0, 2), *(table.ids[rows] for table, rows in kept)]),
+            np.concatenate([none, *(table.records[rows] for table, rows in kept)]),
+            np.concatenate([none, *(table.sizes[rows] for table, rows in kept)]),
+            [table.paths[number] for table, rows in kept for number in rows.tolist()],
         )
 
     def encode(self, alignment: int) -> list[Part]:
-        """Blob 0. Zeros at its end let the blob behind it begin at a multiple of `alignment` in the file."""
+        """Blob 0. It is zero-padded, so that the next blob begins at a multiple of `alignment` in the file."""
         arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
         checksum = 0
         for array in arrays:
@@ -144,7 +144,7 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """From the bytes of blob 0, which the table keeps alive. Corrupt when a length or checksum disagrees."""
+        """From the bytes of blob 0, which the table keeps alive. Corrupt for a wrong length or checksum."""
         data = memoryview(blob)
         if len(data) < _HEAD_BYTES:
             raise Corrupt(f"{location}: {len(data)} bytes are no files table")
@@ -167,24 +167,24 @@ class FilesTable:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an index file says of itself, from its footer alone. Offsets and lengths are in bytes of the file."""
+    """The description of an index file, from its footer. Offsets and lengths are in bytes of the file."""
 
     location: str
     kind: str
     table_uuid: str
     definition: str
-    """As `definitions.py` writes it, by field ids."""
+    """The id of the definition (`definitions.py`)."""
     field_ids: tuple[int, ...]
     level: int
     rows: int
     files: int
     created_by: str
     size_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
     files_offset: int
     files_length: int
     offset: int
-    """Of the kind's blob."""
+    """Position of the kind's blob."""
     length: int
 
 
@@ -193,7 +193,7 @@ class IndexFile:
     header: IndexHeader
     files: FilesTable
     blob: memoryview
-    """The kind's, a slice of what was opened, at `header.offset` of the file."""
+    """The kind's blob, a slice of the opened memory, at `header.offset` of the file."""
 
 
 def assemble(
@@ -206,7 +206,7 @@ def assemble(
     field_ids: Sequence[int],
     level: int = 0,
 ) -> Iterator[Part]:
-    """The file, part by part; `blob` is the kind's, whose parts are taken as they are needed."""
+    """The file in parts. `blob`: the parts of the kind's blob, which are consumed lazily."""
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
         _CREATED_BY: f"Seamark {importlib.metadata.version('seamark')}",
@@ -222,36 +222,39 @@ def assemble(
 
 
 def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
-    """CRC-32, 8 hexadecimal digits, of what the footer says apart from offsets and lengths, which leave no choice."""
-    said = [f"{key}={properties[key]}" for key in sorted(properties) if key != _CHECKSUM]
-    text = "\n".join([*said, kind_type, ",".join(map(str, fields))])
+    """CRC-32, 8 hexadecimal digits, of the footer's content except offsets and lengths, which are checked by
+    themselves."""
+    values = [f"{key}={properties[key]}" for key in sorted(properties) if key != _CHECKSUM]
+    text = "\n".join([*values, kind_type, ",".join(map(str, fields))])
     return f"{isal_zlib.crc32(text.encode()):08x}"
 
 
 def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
-    """From the last `puffin.footer_size_bytes` of a file or more. Corrupt; UnknownVersion."""
+    """From the last `puffin.footer_size_bytes` of a file, or more. Corrupt; UnknownVersion."""
     footer = read_footer(tail, file_size, location)
     if len(footer.blobs) != 2:
         raise Corrupt(f"{location}: an index file has two blobs, not {len(footer.blobs)}")
     table, blob = footer.blobs
     kind = _kind_of(table, blob, location)
     _check_layout(footer, file_size - footer_size_bytes(tail, location), location)
-    said = footer.properties
-    missing = [name for name in (_CREATED_BY, _TABLE_UUID, _DEFINITION, _LEVEL, _ROWS, _FILES) if name not in said]
+    properties = footer.properties
+    missing = [
+        name for name in (_CREATED_BY, _TABLE_UUID, _DEFINITION, _LEVEL, _ROWS, _FILES) if name not in properties
+    ]
     if missing:
         raise Corrupt(f"{location}: the footer lacks {', '.join(missing)}")
-    if said.get(_CHECKSUM) != _checksum(said, blob.type, blob.fields):
+    if properties.get(_CHECKSUM) != _checksum(properties, blob.type, blob.fields):
         raise Corrupt(f"{location}: the footer does not match its checksum")
     return IndexHeader(
         location=location,
         kind=kind,
-        table_uuid=said[_TABLE_UUID],
-        definition=said[_DEFINITION],
+        table_uuid=properties[_TABLE_UUID],
+        definition=properties[_DEFINITION],
         field_ids=blob.fields,
-        level=_number(said, _LEVEL, location),
-        rows=_number(said, _ROWS, location),
-        files=_number(said, _FILES, location),
-        created_by=said[_CREATED_BY],
+        level=_number(properties, _LEVEL, location),
+        rows=_number(properties, _ROWS, location),
+        files=_number(properties, _FILES, location),
+        created_by=properties[_CREATED_BY],
         size_bytes=file_size,
         files_offset=table.offset,
         files_length=table.length,
@@ -261,24 +264,26 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
 
 
 def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
-    for one in (table, blob):
-        named = _TYPE.fullmatch(one.type)
-        kind, version = (named[1], int(named[2])) if named else ("", 0)
-        known = 1 if one is table and kind == "files" else _version_of(kind) if one is blob else None
+    for candidate in (table, blob):
+        match = _TYPE.fullmatch(candidate.type)
+        kind, version = (match[1], int(match[2])) if match else ("", 0)
+        known = 1 if candidate is table and kind == "files" else _version_of(kind) if candidate is blob else None
         if known is None:
-            raise Corrupt(f"{location}: a blob of type {one.type!r} has no place in an index file")
+            raise Corrupt(f"{location}: a blob of type {candidate.type!r} has no place in an index file")
         if version != known:
-            raise UnknownVersion(f"{location}: {one.type!r} is of version {version}; this server reads version {known}")
+            raise UnknownVersion(
+                f"{location}: {candidate.type!r} is of version {version}; this server reads version {known}"
+            )
     return kind
 
 
 def _version_of(kind: str) -> int | None:
-    """None for a kind that is not known."""
+    """None for an unknown kind."""
     return KINDS[kind].version if kind in KINDS else None
 
 
 def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
-    """The two blobs fill the file from the magic to the footer, uncompressed and of the same fields."""
+    """Corrupt unless the two blobs fill the file from the magic to the footer, uncompressed and with equal fields."""
     table, blob = footer.blobs
     edges = (table.offset, table.offset + table.length, blob.offset + blob.length)
     if edges != (len(MAGIC), blob.offset, footer_offset):
@@ -287,14 +292,14 @@ def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
         raise Corrupt(f"{location}: its blobs are compressed, or not of the same fields")
 
 
-def _number(said: dict[str, str], name: str, location: str) -> int:
-    if not _NUMBER.fullmatch(said[name]):
-        raise Corrupt(f"{location}: {name} is no number: {said[name]!r}")
-    return int(said[name])
+def _number(properties: dict[str, str], name: str, location: str) -> int:
+    if not _NUMBER.fullmatch(properties[name]):
+        raise Corrupt(f"{location}: {name} is no number: {properties[name]!r}")
+    return int(properties[name])
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """The files table from the bytes of blob 0, held against what the footer says."""
+    """The files table from the bytes of blob 0, compared with the footer."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"
@@ -305,7 +310,7 @@ def read_files(blob: Part, header: IndexHeader) -> FilesTable:
 
 
 def open_index_file(data: Part, location: str) -> IndexFile:
-    """A whole file, as bytes or as a mapping, which is kept alive. Reads the footer and the files table only."""
+    """A whole file, as bytes or memory-mapped; it is kept alive. Reads only the footer and the files table."""
     memory = memoryview(data).cast("B")
     header = read_header(memory, len(memory), location)
     files = read_files(memory[header.files_offset : header.files_offset + header.files_length], header)

@@ -1,4 +1,4 @@
-"""An index file looked at before plans may use it: the server believes no builder, it reads what the file says."""
+"""Checks an index file before plans may use it. The server does not trust builders; it reads the file's own header."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 
 
 async def read_index_file(
@@ -19,7 +19,7 @@ async def read_index_file(
     snapshot_id: int | None,
     now_ms: int,
 ) -> RegisteredIndexFile:
-    """As the registry will list it, live. BadRequest unless it is a sound index file of the table, below `folder`."""
+    """The file as a live registry entry. BadRequest unless it is a valid index file of the table, below `folder`."""
     root = parse_location(folder)
     place = parse_location(location, "The location of an index file")
     if not location.startswith(folder + "/") or place == root or not root.holds(place):

@@ -1,8 +1,8 @@
-"""The index files of tables, as the pointer store lists them: what a plan may use, what a merge replaces.
+"""The index files of tables, according to the pointer store: plans use them, and merges replace them.
 
-The rule: the list comes with a version that the table's entry carries, so a plan that has read the pointer knows
-whether what is kept here is still so, and asks nothing more. A list that is newer than the entry does no harm: an index
-file describes immutable data files, so it is right for every snapshot that holds them.
+Invariant: the list has a version that is also in the table's entry. So a plan that has read the entry can decide
+without another request whether the cached list is current. A list that is newer than the entry is also correct: an
+index file describes immutable data files, and is valid for every snapshot that contains them.
 """
 
 from __future__ import annotations
@@ -13,47 +13,40 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitUnknown
-from seamark.metaserver.store.port import (
-    Entry,
-    ForgetIndexFile,
-    IndexFileState,
-    Operation,
-    PointerStore,
-    QuarantineIndexFile,
-    RegisteredIndexFile,
-    ReplaceIndexFiles,
-)
+from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.operations import ForgetIndexFile, Operation, QuarantineIndexFile, ReplaceIndexFiles
+from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
 _BYTES_A_FILE = 1024
-"""Memory of one row: three texts of some 150 bytes, and the struct."""
+"""Memory of a row: three texts of about 150 bytes, and the struct."""
 
 
 class IndexFiles:
-    """A table's index files at one index version. Nothing in it changes."""
+    """A table's index files at one index version. Immutable."""
 
     def __init__(self, version: int, files: Sequence[RegisteredIndexFile]) -> None:
         self.version = version
         self.files = tuple(files)
-        """In every state, oldest first."""
+        """All files in all states, oldest first."""
         live: dict[str, list[RegisteredIndexFile]] = {}
         for file in self.files:
             if file.state is IndexFileState.LIVE:
                 live.setdefault(file.definition, []).append(file)
-        self._live = {definition: tuple(some) for definition, some in live.items()}
+        self._live = {definition: tuple(of_definition) for definition, of_definition in live.items()}
 
     def live(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
-        """Those that plans may use, oldest first."""
+        """The files that plans may use, oldest first."""
         return self._live.get(definition_id, ())
 
     @property
     def definitions(self) -> tuple[str, ...]:
-        """Ids of the definitions that have live files, whether or not the table still has them."""
+        """Ids of the definitions with live files; the table may no longer have a definition."""
         return tuple(self._live)
 
 
 class Registry:
-    """Read-through, one flight per table and version, bounded by bytes."""
+    """A read-through cache with a byte limit; concurrent reads of a table's version share one request."""
 
     def __init__(self, store: PointerStore, clock: Clock) -> None:
         self._store = store
@@ -62,7 +55,7 @@ class Registry:
         self._flights: SingleFlight[tuple[str, int], IndexFiles] = SingleFlight()
 
     async def files(self, entry: Entry) -> IndexFiles:
-        """Of the table that the entry leads to: as of its index version, or newer."""
+        """The index files of the entry's table, at its index version or a newer version."""
         if entry.index_version == 0:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
@@ -78,10 +71,10 @@ class Registry:
     async def replace(
         self, uuid: str, definition_id: str, *, add: Sequence[RegisteredIndexFile], remove: Sequence[str] = ()
     ) -> int:
-        """Adds live files and supersedes those at `remove`, in one transaction. The table's new index version.
+        """Adds live files and supersedes those in `remove`, in one transaction. Returns the table's new index version.
 
-        CommitConflict unless all of `remove` are live; NoSuchTable when the table has no name any more. Said again
-        with the same `add`, it changes nothing, so a lost reply is settled by asking once more.
+        CommitConflict unless all of `remove` are live; NoSuchTable if no name refers to the table. A repetition with
+        the same `add` changes nothing, so a lost reply is resolved by a second request.
         """
         operation = ReplaceIndexFiles(uuid, definition_id, tuple(add), tuple(remove), self._clock.now_ms())
         try:
@@ -92,11 +85,11 @@ class Registry:
             return await self._change(operation)
 
     async def quarantine(self, uuid: str, location: str, reason: str) -> int:
-        """Plans use it no more. NotFound if it is not registered."""
+        """Excludes a file from plans. NotFound if it is not registered."""
         return await self._change(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
 
     async def forget(self, uuid: str, location: str) -> int:
-        """After its file was deleted. CommitConflict if it is live."""
+        """Removes the row of a deleted file. CommitConflict if the file is live."""
         return await self._change(ForgetIndexFile(uuid, location, self._clock.now_ms()))
 
     async def _change(self, operation: Operation) -> int:

@@ -1,12 +1,11 @@
-"""The cold door of an index: answers from a few ranges of a large file that is not here.
+"""Remote reads of an index: answers queries with a few byte ranges of a large file in object storage.
 
-What tells where things lie (footer, files table, the blob's directory) is read once and kept. A question then reads
-what it touches: of a bloom index the pages that hold its rows of bits, of a record index the pages of its keys, one or
-two each, of a bitmap index the pieces of the postings, and for rows the sections of their files. All of these have
-checksums of their own, which are compared before anything is believed. So nobody waits until hundreds of megabytes
-have come.
+The footer, the files table and the blob's directory are read once and cached. A query then reads only what it needs: of
+a bloom index the pages with its rows of bits; of a record index one or two pages per key; of a bitmap index the pieces
+of the postings, and for rows the sections of their files. Each of these has a checksum, which is compared before use.
+So no plan waits for a download of hundreds of megabytes.
 
-Damage is a ValueError to who asked; what becomes of the file is `indexes.py`'s to say.
+Damage is a ValueError to the caller; `indexes.py` decides about the file.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from seamark.metaserver.index.kinds.questions import Flags, Question
 from seamark.metaserver.index.kinds.record import RemoteRecord
 from seamark.metaserver.index.kinds.sparse import Range
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
-"""Reads that one step of a question may take, and what they may bring."""
+"""Maximum reads, and bytes, of one step of a query."""
 _GUESS_BYTES = 64 << 10
-"""Read of a file's end, and of its blob's start or end, before it is known how much that should be."""
+"""Size of the first read of a file's end, and of its blob's start or end, when the required size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blob:
-    """Where an index file's blob lies. A `BlobReader`."""
+    """The position of an index file's blob. A `BlobReader`."""
 
     objects: ObjectStore
     location: str
@@ -42,7 +41,7 @@ class _Blob:
     length: int
 
     async def read(self, start: int, length: int) -> bytes:
-        """ValueError where that is not within the blob, or less comes; what `read_range` raises."""
+        """ValueError for a range outside the blob, or a short read; errors of `read_range`."""
         if start < 0 or length < 0 or start + length > self.length:
             raise ValueError(f"{self.location}: bytes {start} to {start + length} are not of a blob of {self.length}")
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
@@ -51,19 +50,19 @@ class _Blob:
         return data
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """None where that would take too many reads."""
+        """None if the ranges are too many or too large."""
         if len(ranges) > RANGES_MAX or sum(length for _, length in ranges) > BYTES_MAX:
             return None
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
 
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
-        """As of `BlobReader`: in one read, or two."""
+        """As in `BlobReader`; one or two reads."""
         start = await self.read(0, min(_GUESS_BYTES, self.length))
         needed = size_of(start)
         return start if needed <= len(start) else start + await self.read(len(start), needed - len(start))
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
-        """As of `BlobReader`: in one read, or two."""
+        """As in `BlobReader`; one or two reads."""
         guess = min(_GUESS_BYTES, self.length)
         tail = await self.read(self.length - guess, guess)
         needed = size_of(tail)
@@ -76,38 +75,38 @@ class ColdIndex:
     files: FilesTable
     blob: RemoteIndex
     files_bytes: int
-    """Of the files table."""
+    """Size of the files table."""
 
     @property
     def size_bytes(self) -> int:
-        """In memory; a bitmap's grows with what it is asked."""
+        """Memory; a bitmap index grows with queries."""
         return self.files_bytes + self.blob.size_bytes
 
     @property
     def is_full(self) -> bool:
-        """Whether it has read about as much as it may keep; one that is opened anew has room."""
+        """Whether its cache has reached about its limit; reopening the file empties the cache."""
         return self.blob.is_full
 
     @property
     def bitmap(self) -> RemoteBitmap:
-        """Of a kind that answers rows."""
+        """For a kind with `answers_rows`."""
         assert isinstance(self.blob, RemoteBitmap)
         return self.blob
 
     @property
     def record(self) -> RemoteRecord:
-        """Of a kind that answers keys."""
+        """For a kind with `answers_keys`."""
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 
     async def ask(self, question: Question) -> Flags | None:
-        """As the question is answered by a file that is here; None where that would take too many reads. ValueError for
-        damage; what `read_range` raises."""
+        """The same answer as `question.of` for a local file; None if it would take too many reads. ValueError for
+        damage; errors of `read_range`."""
         return await self.blob.ask(question)
 
 
 async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, ColdIndex]:
-    """In three to five reads. Corrupt, UnknownVersion, ValueError; what `read_range` raises."""
+    """Takes three to five reads. Corrupt, UnknownVersion, ValueError; errors of `read_range`."""
     location, size = file.location, file.size_bytes
     tail = await _end(objects, location, size, _GUESS_BYTES)
     needed = footer_size_bytes(tail, location)

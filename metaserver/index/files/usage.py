@@ -1,6 +1,6 @@
-"""When each index was last of use, and what it removed: counters in memory, fed by the planner, told by listings.
+"""Usage of indexes: the time of the last use, and counters of pruned files, in memory. The planner writes them.
 
-Of this process and since its start: every worker counts what it plans. What they add up to is in the metrics.
+They cover this process since its start: every worker counts its own plans. Metrics contain the sums of all workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 KEPT_MAX = 10_000
-"""Indexes that are counted; the one that was not used for longest goes."""
+"""Maximum number of indexes that are counted; the least recently used is evicted."""
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class IndexUsage:
     last_ms: int
     plans: int = 0
     files_in: int = 0
-    """Files that plans asked it about, summed up."""
+    """Sum of the files that plans probed it for."""
     files_removed: int = 0
 
 
@@ -28,7 +28,7 @@ class Usage:
         self._used: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
-        """A plan on this table asked this index about so many files, and left out so many of them."""
+        """A plan on this table probed the index for `files_in` files, and `files_removed` of them were pruned."""
         key = (uuid, definition_id)
         used = self._used.get(key)
         if used is None:
@@ -43,5 +43,5 @@ class Usage:
         used.files_removed += files_removed
 
     def of(self, uuid: str, definition_id: str) -> IndexUsage | None:
-        """None where it was not used since the start."""
+        """None if the index has not been used since the start."""
         return self._used.get((uuid, definition_id))

@@ -101,14 +101,14 @@ class HashSet:
         mask = np.zeros(len(high), dtype=np.bool_)
         place = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
-        left = np.flatnonzero(place < end)
+        candidates = np.flatnonzero(place < end)
         # A second iteration occurs only if two hashes share the high half.
-        while len(left):
-            here = self._low[place[left]] == low[left]
-            mask[left[here]] = True
-            left = left[~here]
-            place[left] += 1
-            left = left[place[left] < end[left]]
+        while len(candidates):
+            is_equal = self._low[place[candidates]] == low[candidates]
+            mask[candidates[is_equal]] = True
+            candidates = candidates[~is_equal]
+            place[candidates] += 1
+            candidates = candidates[place[candidates] < end[candidates]]
         return mask
 
     @property
@@ -184,7 +184,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
-    # Each position once, although merged files may repeat one.
+    # Each position once: merged files may repeat a position.
     first = np.ones(len(rows), dtype=np.bool_)
     first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
     codes, rows = codes[first], rows[first]
@@ -199,8 +199,8 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
         absent = [column_id for column_id, _ in columns if column_id not in places]
         if absent:
             raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
-        found = opened.plain_columns(places)
-        return DeletedKeys.of([keys_of(found[column_id], kind) for column_id, kind in columns])
+        arrays = opened.plain_columns(places)
+        return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
     except InDoubt as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:

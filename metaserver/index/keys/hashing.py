@@ -58,5 +58,5 @@ def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike)
 
 
 def checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
-    """XXH64 of a section of a blob. A format that stores 4 bytes of it stores the low ones."""
+    """XXH64 of a section of a blob. A format that stores 4 bytes of it stores the low 4 bytes."""
     return _hash.hash_bytes(data, seed)

@@ -85,8 +85,8 @@ class KeySet:
     @cached_property
     def keys(self) -> Keys:
         """The keys as a column."""
-        one = self.distinct
-        return Keys(self.kind, len(one), one.codes, one.starts, one.heap, None, None)
+        distinct = self.distinct
+        return Keys(self.kind, len(distinct), distinct.codes, distinct.starts, distinct.heap, None, None)
 
     @cached_property
     def extremes(self) -> KeyRanges:
@@ -97,12 +97,12 @@ class KeySet:
         return KeyRanges(self.kind, (KeyRange(low, high),))
 
     def at(self, place: int) -> int | bytes:
-        one = self.distinct
-        if one.codes is not None:
-            return int(one.codes[place])
-        assert one.starts is not None
-        assert one.heap is not None
-        return one.heap[one.starts[place] : one.starts[place + 1]].tobytes()
+        distinct = self.distinct
+        if distinct.codes is not None:
+            return int(distinct.codes[place])
+        assert distinct.starts is not None
+        assert distinct.heap is not None
+        return distinct.heap[distinct.starts[place] : distinct.starts[place + 1]].tobytes()
 
     def of_kind(self, kind: str) -> KeySet:
         """The same values as keys of another type, both integers or decimals of one scale; without those that it cannot

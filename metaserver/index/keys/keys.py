@@ -6,7 +6,7 @@ so indexes compare, hash and sort keys without knowing the type. By Iceberg type
     boolean                            0, 1
     int, long, date, time, timestamps  value + 2^63
     decimal of up to 18 digits         unscaled value + 2^63
-    float, double                      the bits of the double: negative ones inverted, others with the sign bit set
+    float, double                      the bits of the double: inverted if it is negative, else with the sign bit set
     string                             UTF-8
     binary, fixed, uuid                unchanged
     decimal of more digits             16 bytes, big-endian, of unscaled value + 2^127

@@ -2,7 +2,7 @@
 
 In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
 field id, so that renames do not affect it. A name with a space, comma, backtick, parenthesis or equals sign is quoted
-in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older ones, the newest
+in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older schemas, newest
 first, as in filters.
 
 Results of the transforms for values that are not null (null stays null):
@@ -118,19 +118,19 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """
     transform, name = parse_term(text)
     schemas = (schema, *older)
-    for known in (schema, *sorted((one for one in schemas if one is not schema), key=lambda one: -one.id)):
+    for known in (schema, *sorted((other for other in schemas if other is not schema), key=lambda other: -other.id)):
         column = _named(known, name)
         if column is not None:
             return resolve_id(transform, column.id, schema, schemas)
-    names = {one.lower(): one for one in schema.index.by_name}
-    near = [names[one] for one in get_close_matches(name.lower()[:1000], names, n=3)]
+    names = {known_name.lower(): known_name for known_name in schema.index.by_name}
+    near = [names[known_name] for known_name in get_close_matches(name.lower()[:1000], names, n=3)]
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
 
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """The term of a column id; a dropped column is found in the newest schema that has it."""
-    for known in (schema, *sorted((one for one in older if one is not schema), key=lambda one: -one.id)):
+    for known in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
         column = known.column(column_id)
         if column is not None:
             return _term(known, column, _transform(transform))
@@ -151,9 +151,9 @@ def _named(schema: Schema, name: str) -> Column | None:
     column = schema.column_named(name)
     if column is not None:
         return column
-    ids = {found for known, found in schema.index.by_name.items() if known.lower() == name.lower()}
+    ids = {column_id for known, column_id in schema.index.by_name.items() if known.lower() == name.lower()}
     if len(ids) > 1:
-        names = ", ".join(sorted(schema.index.by_id[one].name for one in ids))
+        names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
         raise BadRequest(f"Cannot index {name!r}: case-insensitively it matches {names}")
     return schema.index.by_id[ids.pop()] if ids else None
 

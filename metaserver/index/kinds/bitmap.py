@@ -1,7 +1,7 @@
-"""The bitmap index: which data files hold a key, and in which rows, exactly.
+"""The bitmap index: for each key, the data files and the rows that contain it.
 
-A blob holds, for each data file, a section of its own (`slices.py`), whole and unaware of the others, so that merging
-copies sections as they are; and for all of them together which files hold which key (`postings.py`).
+A blob has a section for each data file (`slices.py`) and postings, which map each key to its files (`postings.py`).
+A section does not depend on the other sections, so merging copies sections unchanged.
 
     bytes  0–7   magic                       bytes  8–11  version of this layout
     byte   12    form of the keys            bytes 13–15  zero
@@ -12,9 +12,9 @@ copies sections as they are; and for all of them together which files hold which
                  to a multiple of 8
     postings, then the sections in the order of the files
 
-All numbers are little-endian, all parts multiples of 8 bytes, so that arrays are read where they lie. Answers are
-exact, but for predicates with a bound of more than 1 KiB (`exact`), whose answers are supersets. Whatever is damaged is
-a ValueError, at the latest when it is needed for an answer. Byte-exact in `docs/reference/index-format.md`. Pure.
+All numbers are little-endian and all parts are multiples of 8 bytes, so that arrays are read in place. Answers are
+exact, except for predicates with a bound of more than 1 KiB (`exact`), whose answers are supersets. Damage raises
+ValueError when the damaged part is first read. `docs/reference/index-format.md` specifies every byte. Pure.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from seamark.metaserver.index.kinds.sparse import Range, SparseMemory
 
 VERSION = 1
 DECODED_BYTES = 32 << 20
-"""Of slices stored compressed, kept inflated by one opened blob."""
+"""Maximum memory of decompressed slices per opened blob."""
 REMOTE_VALUES_MAX = 1000
-"""Of predicates on an index that is read by range."""
+"""Maximum values of a predicate on a remote index."""
 FILLED_MAX_BYTES = 32 << 20
-"""Of one index, what is read by range and kept."""
+"""Maximum bytes of one remote index that are fetched and kept."""
 _MAGIC = b"SMKBMP\r\n"
 _HEAD = struct.Struct("<8sIB3xQQQI16x")
 _CHECK = struct.Struct("<I")
@@ -70,7 +70,7 @@ _SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class FileBitmap:
-    """One data file's part of an index. Picklable; `size_bytes` is what it will take."""
+    """The section of one data file. Picklable; `size_bytes` is its size in the index file."""
 
     section: bytes
 
@@ -80,19 +80,20 @@ class FileBitmap:
 
 
 def build(keys: Keys) -> FileBitmap:
-    """Of the term's keys in one data file. Raises ValueError where the file is too long for a bitmap index."""
+    """The bitmap of the term's keys in one data file. ValueError if the file has too many rows for a bitmap index."""
     return FileBitmap(build_section(keys))
 
 
 def encode(builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-    """A blob's bytes, of data files in this order. Raises ValueError where keys are codes in one, bytes in another."""
+    """The bytes of a blob of these data files, in order. ValueError if keys are codes in one file and bytes in
+    another."""
     return _assembled([memoryview(built.section) for built in builts])
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
-    """The blob of the files that each part keeps (`keep` is bool[files]), as if built from them anew.
+    """The blob of the files that each part keeps (`keep`: bool[files]), equal to a blob built from those files.
 
-    Raises ValueError where a kept section is damaged.
+    ValueError if a kept section is damaged.
     """
     sections = []
     for opened, keep in parts:
@@ -139,15 +140,16 @@ def _directory_end(files: int) -> int:
 
 
 def header_size(start: memoryview | bytes) -> int:
-    """Bytes at a blob's start that opening it reads, from its first 64. ValueError for a damaged head."""
+    """The number of bytes at the start of a blob that `Bitmap` reads, from the first 64. ValueError for a damaged
+    head."""
     _, files, postings, *_ = _read_head(start)
     return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
 
 
 class Bitmap:
-    """An opened blob; files are named by their number in it. Safe to be asked by several threads at once.
+    """An opened blob. A file is identified by its number in the blob. Thread-safe.
 
-    Raises ValueError, here or in any answer, where the blob is damaged.
+    ValueError, from the constructor or any method, if the blob is damaged.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -171,57 +173,58 @@ class Bitmap:
         self._sections: dict[int, Section] = {}
         self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES)
         self._lock = threading.Lock()
-        self._asked: tuple[KeyRanges, Bounds] | None = None
+        self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 
     def section_range(self, file: int) -> tuple[int, int]:
-        """Offset and length in the blob of all that `rows` reads of a file. IndexError where there is none."""
+        """Offset and length of a file's section in the blob. IndexError if there is no such file."""
         start, end = self._starts[file], self._starts[file + 1]
         return start, end - start
 
     def section(self, file: int) -> Section:
-        """A file's section, opened. ValueError where it is not of this file."""
-        held = self._sections.get(file)
-        if held is None:
+        """A file's section, opened. ValueError if it is not the section that the directory describes."""
+        section = self._sections.get(file)
+        if section is None:
             start, length = self.section_range(file)
-            held = Section(self.memory[start : start + length])
+            section = Section(self.memory[start : start + length])
             expected = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
-            if (held.form, held.rows, held.cardinality, held.flags) != expected:
+            if (section.form, section.rows, section.cardinality, section.flags) != expected:
                 raise ValueError(f"section {file} of a bitmap index is another file's")
-            self._sections[file] = held
-        return held
+            self._sections[file] = section
+        return section
 
     def exact(self, ranges: KeyRanges) -> bool:
-        """Whether answers to the predicate are exact; otherwise they are supersets. Only bounds of more than 1 KiB are
-        ever inexact, and only where values are as long."""
+        """Whether answers to the predicate are exact; otherwise they are supersets. An answer is inexact only for
+        bounds of more than 1 KiB, and only if the index has values of that length."""
         return self._bounds(ranges).exact or not (self._flags & CLIPPED).any()
 
     def files_with(self, ranges: KeyRanges) -> Marks:
-        """uint8[files]: 1 where a row of the file is in the ranges, or null or NaN if those are asked for."""
+        """uint8[files]: 1 if a row of the file is in the ranges, or is null or NaN where the ranges include those."""
         marks = self._postings.files_with(self._bounds(ranges), self._has_keys, self.section)
-        wanted = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
-        if wanted:
-            marks |= (self._flags & wanted) != 0
+        flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
+        if flags:
+            marks |= (self._flags & flags) != 0
         return marks
 
     def files_with_keys(self, keys: KeySet) -> Marks:
-        """uint8[files]: 1 where a row of the file has one of the keys; of keys that are bytes a superset."""
+        """uint8[files]: 1 if a row of the file has one of the keys; a superset for byte keys."""
         self._check(keys)
         return self._postings.files_with_keys(keys, self._has_keys, self.section)
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Whether every row of every file is known to have one of the keys."""
+        """Whether every row of every file is certain to have one of the keys."""
         self._check(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
-        """The rows of the file, or of those `among`, that have one of the keys; of keys that are bytes a superset."""
+        """The rows of the file, or the rows in `among`, that have one of the keys; a superset for byte keys."""
         self._check(keys)
         section = self.section(file)
         marks = keys.marks(distinct_of(section.dictionary))
         return section.rows_marked(marks, among, partial(self._slices, file))
 
     def column(self, file: int, table: tuple[Places | None, int, int]) -> _rows.Column | None:
-        """What `_rows.any_row` wants to know of a file, of codes in a table; None where it is stored otherwise."""
+        """The input of `_rows.any_row` for a file, for codes in a table; None if the file is stored in another
+        layout."""
         section = self._sections.get(file) or self.section(file)
         ready = section.ready
         if ready is None:
@@ -234,18 +237,18 @@ class Bitmap:
         return *ready, *table
 
     def share(self, keys: WantedKeys) -> float:
-        """Which part of all that it holds are these keys, as far as that is known; 1 where it is not."""
+        """The fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
         self._check(keys)
         return self._postings.share(keys)
 
     def _check(self, keys: WantedKeys) -> None:
-        """ValueError where they are of another form."""
+        """ValueError if the keys have another form."""
         if has_codes(keys.kind) != (self._form == CODES):
             raise ValueError(f"a bitmap index of another form cannot be asked for keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
-        """(offset, length) in the blob of what `files_with` reads beside what `header_size` tells, step by step: each
-        is to be in memory before the next is asked for."""
+        """(offset, length) in the blob of what `files_with` reads in addition to the first `header_size` bytes, step by
+        step: the caller loads each list into memory before it takes the next."""
         bounds = self._bounds(ranges)
         for pieces in self._postings.reads(bounds):
             yield [(self._postings_start + start, length) for start, length in pieces]
@@ -258,57 +261,57 @@ class Bitmap:
         return self._starts[file] + start, length
 
     def rows(self, file: int, ranges: KeyRanges) -> Bits:
-        """The rows of the file that are in the ranges, or null or NaN if those are asked for."""
+        """The rows of the file that are in the ranges, or are null or NaN where the ranges include those."""
         section = self.section(file)
         return section.rows_where(self._bounds(ranges), ranges.nulls, ranges.nans, partial(self._slices, file))
 
     def verify(self) -> None:
-        """Reads everything. Raises ValueError where anything is not as it was written."""
+        """Reads the whole blob. ValueError if anything differs from what was written."""
         self._postings.verify()
         for file in range(self.files):
             self.section(file).verify()
 
     def _bounds(self, ranges: KeyRanges) -> Bounds:
-        """Of the ranges, which are mostly those that were asked for before, of another file."""
-        asked = self._asked
-        if asked is None or asked[0] is not ranges:
-            self._asked = asked = (ranges, Bounds(ranges, self._form))
-        return asked[1]
+        """The bounds of the ranges; cached, because a plan queries file after file with the same ranges."""
+        cached = self._last_bounds
+        if cached is None or cached[0] is not ranges:
+            self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
+        return cached[1]
 
     def _slices(self, file: int) -> _bitmap.Slices:
         with self._lock:
-            held = self._decoded.get(file)
-        if held is None:
-            held, spent = self.section(file).decoded()
+            slices = self._decoded.get(file)
+        if slices is None:
+            slices, size_bytes = self.section(file).decoded()
             with self._lock:
-                self._decoded.put(file, held, spent + _bitmap.SLICES_BYTES)
-        return held
+                self._decoded.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
+        return slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BitmapQuestion:
-    """Whether there is a key in these ranges, or null or NaN if they say so."""
+    """Selects files with a key in the ranges, or with null or NaN where the ranges include those."""
 
     ranges: KeyRanges
 
     def of(self, index: Bitmap) -> Flags:
-        """As of `Question`."""
+        """As in `Question`."""
         return index.files_with(self.ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysQuestion:
-    """Whether there is one of these keys, which are many."""
+    """Selects files with any key of a large set."""
 
     keys: KeySet
 
     def of(self, index: Bitmap) -> Flags:
-        """As of `Question`."""
+        """As in `Question`."""
         return index.files_with_keys(self.keys)
 
 
 class RemoteBitmap:
-    """`bitmap` may be asked for what was loaded, by any thread; of anything else it says that it is damaged."""
+    """`bitmap` answers, in any thread, for the parts that are loaded; for other parts it raises ValueError."""
 
     def __init__(self, blob: BlobReader, sparse: SparseMemory, opened: Bitmap) -> None:
         self._blob, self._sparse, self.bitmap = blob, sparse, opened
@@ -323,13 +326,14 @@ class RemoteBitmap:
         return 2 * self.size_bytes > FILLED_MAX_BYTES
 
     async def ask(self, question: BitmapQuestion) -> Flags | None:
-        for wanted in self.bitmap.reads(question.ranges):
-            if not await self._load(wanted):
+        for byte_ranges in self.bitmap.reads(question.ranges):
+            if not await self._load(byte_ranges):
                 return None
         return await asyncio.to_thread(question.of, self.bitmap)
 
     async def load_rows(self, files: Iterable[int]) -> bool:
-        """Whether from now on these files can be asked for rows."""
+        """Whether `bitmap` can return the rows of these files; False if the memory limit or a failed read prevents
+        it."""
         return await self._load([self.bitmap.section_range(file) for file in files])
 
     def has_rows(self, file: int) -> bool:
@@ -373,8 +377,8 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def supports(self, predicate: Bound) -> bool:
         return True
 
-    def question(self, asked: Sequence[KeyRanges]) -> BitmapQuestion:
-        return BitmapQuestion(asked[0])
+    def question(self, ranges: Sequence[KeyRanges]) -> BitmapQuestion:
+        return BitmapQuestion(ranges[0])
 
     def question_of_keys(self, keys: KeySet) -> KeysQuestion:
         return KeysQuestion(keys)
@@ -386,10 +390,10 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
         for row in sampled:
             key = _key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
-            found = positions(index.rows(number, ranges))
-            expected = present[hashes[present] == hashes[row]]  # two values of one hash are not met with
-            if index.exact(ranges) and not np.array_equal(found, expected):
-                yield f"the bitmap has {len(found)} rows with the value of row {row}; there are {len(expected)}"
+            indexed = positions(index.rows(number, ranges))
+            expected = present[hashes[present] == hashes[row]]  # assumes that no two values have the same hash
+            if index.exact(ranges) and not np.array_equal(indexed, expected):
+                yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
         nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())
         recorded = len(positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
         if recorded != nulls:

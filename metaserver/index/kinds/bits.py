@@ -1,8 +1,7 @@
-"""Rows as *bits*: uint64[ceil(rows / 64)], row r in bit r % 64 of word r // 64, what is beyond the last row zero.
+"""Sets of rows as *bits*: uint64[ceil(rows / 64)]; row r is bit r % 64 of word r // 64; bits after the last row are 0.
 
-AND and OR of two are numpy's. What is stored is stored in the form that is smaller by a clear margin: flat words, since
-nothing is faster to read; zstd of them; roaring where few rows are set, or long runs; nothing at all where all bits
-are the same. Pure.
+AND and OR are numpy's. Bits are stored in the coding that is smaller by a clear margin: flat words, which are the
+fastest to read; compressed with zstd; roaring bitmaps for few rows or long runs; no data if all bits are equal. Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from seamark.metaserver.index.keys.keys import Bits, Longs
 from seamark.metaserver.index.kinds.pieces import Piece
 
 MARGIN = 0.75
-"""What is not at least a quarter smaller is not worth decoding."""
+"""A compressed coding is used only if it is at least a quarter smaller."""
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16
-"""At most, of a container in a roaring bitmap's header."""
+"""Maximum size of a container's entry in the header of a roaring bitmap."""
 _ZSTD = pa.Codec("zstd", 1)
 
 
 class Coding(IntEnum):
-    """How the bytes of a piece are to be read."""
+    """The coding of a piece's bytes."""
 
     ZEROS = 0
     ONES = 1
@@ -55,12 +54,12 @@ def count(bits: Bits) -> int:
 
 
 def positions(bits: Bits) -> Longs:
-    """int64[n]: the rows that are set, ascending."""
+    """int64[n]: the rows of the set, ascending."""
     return _bitmap.positions(bits, count(bits))
 
 
 def roaring(bits: Bits) -> pyroaring.BitMap:
-    """The rows that are set. Its `serialize` is the portable form; runs are made by its `run_optimize`."""
+    """The set as a roaring bitmap. `serialize` writes the portable format; `run_optimize` adds run containers."""
     padded = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
     padded[: len(bits)] = np.bitwise_count(bits)
     counts = padded.reshape(-1, 1024).sum(axis=1, dtype=np.int64)
@@ -68,16 +67,16 @@ def roaring(bits: Bits) -> pyroaring.BitMap:
 
 
 def encode(bits: Bits, rows: int) -> Piece:
-    """The bits as a piece, in whichever coding is clearly smaller."""
-    there = count(bits)
-    if there in (0, rows):
-        return Piece(Coding.ONES if there else Coding.ZEROS, b"")
+    """The bits as a piece, in the coding that is clearly smaller."""
+    set_rows = count(bits)
+    if set_rows in (0, rows):
+        return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
     best = Piece(Coding.FLAT, bits.view(np.uint8).data)
     packed = _ZSTD.compress(best.data, asbytes=True)
     if len(packed) < MARGIN * len(best.data):
         best = Piece(Coding.ZSTD, packed)
     runs = count(bits & ~(bits << np.uint64(1)))
-    if min(2 * there, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < MARGIN * len(best.data):
+    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < MARGIN * len(best.data):
         sparse = roaring(bits)
         sparse.run_optimize()
         written = sparse.serialize()
@@ -87,7 +86,8 @@ def encode(bits: Bits, rows: int) -> Piece:
 
 
 def decode(piece: Piece, rows: int) -> Bits | bool:
-    """The bits, or what all of them are. Flat ones lie where they lay. ValueError where the piece is not of `rows`."""
+    """The bits, or the value of all bits. Flat bits are not copied. ValueError if the piece does not fit `rows`
+    rows."""
     match piece.coding:
         case Coding.ZEROS | Coding.ONES if not len(piece.data):
             return piece.coding == Coding.ONES
@@ -102,6 +102,6 @@ def decode(piece: Piece, rows: int) -> Bits | bool:
                 raise ValueError(f"a bitmap of {rows} rows inflates to {len(words)} bytes")
             return np.frombuffer(words, dtype=np.uint64)
         case Coding.ROARING:
-            found = pyroaring.BitMap.deserialize(bytes(piece.data))
-            return _bitmap.bits_at(np.asarray(found.to_array(), dtype=np.uint32), rows)
+            bitmap = pyroaring.BitMap.deserialize(bytes(piece.data))
+            return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
     raise ValueError(f"a bitmap of {rows} rows cannot be {len(piece.data)} bytes in coding {piece.coding}")

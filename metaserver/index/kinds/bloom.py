@@ -1,14 +1,14 @@
-"""Bloom filters of data files: which files may hold a key, from a few rows of bits (`docs/reference/index-format.md`).
+"""Bloom filters of data files: which files may contain a key (format: `docs/reference/index-format.md`).
 
-Each data file has a filter of its own over the hashes of its distinct keys. Files whose filters have the same number
-of bits make a group, and a group lies bit by bit: row p is bit p of every filter. So one key asks k rows of a group,
-and their AND is the answer for all of its files: k short reads where nothing is cached, whatever the number of files.
-One file's group is that file's filter as it stands.
+Each data file has a separate filter over the hashes of its distinct keys. Files whose filters have the same number of
+bits form a group. A group is stored transposed: row p consists of bit p of every filter. A lookup of a key reads k rows
+of a group, and their AND is the result for all files of the group: k short reads if nothing is cached, for any number
+of files. A group of one file is the file's filter unchanged.
 
-Rows lie in pages with a checksum each, because a probe reads k rows of a group and cannot check the rest of it. A bit
-that was lost would rule out a file that has the key, so no row is used that was not checked.
+Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check the rest. A
+cleared bit would exclude a file that has the key, so no row is used before its page is checked.
 
-Null and NaN are in no filter: a predicate that matches either learns nothing here.
+Null and NaN are in no filter: the index cannot prune by a predicate that matches either.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from seamark.metaserver.index.kinds.questions import Flags, point_keys
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
 HASHED_MAX = 2_000
-"""Keys of a join that are looked for: of more, one is found by chance wherever one looks."""
+"""Maximum keys of a join that are probed: with more keys, false positives would select every file."""
 FILTER_BITS_MIN, FILTER_BITS_MAX = 1 << 8, 1 << 30
-"""A file with more keys than the largest filter has room for is found more often than asked, never missed."""
+"""A file with more keys than the largest filter can hold has more false positives, but no false negatives."""
 
 _SEED = 0
 _PAGE_BITS = 1 << 15
 _SUM = 4
 _UNALIGNED_MAX = 128
-"""Rows of more files begin at a byte; with fewer the waste would show."""
+"""In groups of more files, a row begins at a byte; in smaller groups the padding would be too large."""
 _GROUPS_MAX = 255
 _HASH_COUNT_MAX = 32
 _MERGE_WORDS = 1 << 23
 
 _FIXED = struct.Struct("<4I")
-"""Bytes of the header, bits a key sets, files, groups."""
+"""Bytes of the header, bits set per key, files, groups."""
 FIXED_SIZE = _FIXED.size
 _ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), ("length", "<u8")])
 _CHECK = struct.Struct("<Q")
 
 
 def hash_count(fpp: float) -> int:
-    """k, the bits that a key sets, for a share `fpp` of false positives. Raises ValueError unless it is possible."""
+    """k, the bits that are set per key, for the false-positive rate `fpp`. ValueError if the rate is out of range."""
     if not FPP_MIN <= fpp <= FPP_MAX:
         raise ValueError(f"a false-positive rate of {fpp} is not between {FPP_MIN} and {FPP_MAX}")
     return max(1, round(-math.log2(fpp)))
 
 
 def filter_bits(keys: int, fpp: float) -> int:
-    """Bits of a filter for so many distinct keys: the least of 2^e · {4, 5, 6, 7} / 4 that keeps the rate.
+    """The size in bits of a filter for `keys` distinct keys: the least 2^e · {4, 5, 6, 7} / 4 that keeps the rate.
 
-    So there are few sizes, and groups have many files, for at most a quarter more than it takes.
+    The few possible sizes make groups large; a filter is at most a quarter larger than needed.
     """
     k = hash_count(fpp)
     needed = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
@@ -94,7 +94,7 @@ def build(keys: Keys, fpp: float = FPP) -> FileBloom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Where the filters of one size lie. `files` are their numbers in the blob, ascending."""
+    """The position of the filters of one size. `files`: their numbers in the blob, ascending."""
 
     filter_bits: int
     files: npt.NDArray[np.int32]
@@ -102,13 +102,13 @@ class _Group:
 
     @property
     def stride(self) -> int:
-        """Bits from row to row."""
+        """Bits from one row to the next."""
         n = len(self.files)
         return n if n <= _UNALIGNED_MAX else -(-n // 8) * 8
 
     @property
     def page_shift(self) -> int:
-        """A page has 2^page_shift rows: as many as fit 4 KiB, or one."""
+        """A page has 2^page_shift rows: as many as fit into 4 KiB, at least one."""
         return max(0, (_PAGE_BITS // self.stride).bit_length() - 1)
 
     @property
@@ -122,7 +122,7 @@ class _Group:
 
     @property
     def length(self) -> int:
-        """Bytes of all pages with their checksums; the last page may have fewer rows."""
+        """Bytes of all pages with their checksums. The last page may have fewer rows."""
         last_rows = self.filter_bits - (self.pages - 1 << self.page_shift)
         return (self.pages - 1) * (self.page + _SUM) + -(-last_rows * self.stride // 8) + _SUM
 
@@ -132,13 +132,13 @@ class _Group:
         return self.offset + start, min(self.page + _SUM, self.length - start)
 
     def geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
-        """As the kernels read it (`Group` in `_bloom.pyx`)."""
+        """The group in the form of the kernels (`Group` in `_bloom.pyx`)."""
         shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page]
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
 def encode(builts: Sequence[FileBloom]) -> list[Bytes]:
-    """The blob of these data files, in pieces. Raises ValueError for filters of different rates, or for none."""
+    """The blob of these data files, in pieces. ValueError for filters with different k, or for no filters."""
     counts = {built.hash_count for built in builts}
     if len(counts) != 1:
         raise ValueError(f"the filters of a blob set one number of bits a key; these set {sorted(counts)}")
@@ -150,10 +150,11 @@ def encode(builts: Sequence[FileBloom]) -> list[Bytes]:
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
-    """One blob of the files that are kept (bool[files]) of several, in order: as if it were encoded from their filters.
+    """A blob of the files that are kept (bool[files]) of several blobs, in order; equal to the encoding of their
+    filters.
 
-    Beside the parts and the result it takes some 64 MB, or 64 bits of each file. Raises ValueError for damaged bits,
-    for parts of different rates, or for no parts.
+    Needs, in addition to the parts and the result, the larger of 64 MB and 64 bits per file. ValueError for damaged
+    pages, for parts with different k, or for no parts.
     """
     counts = {bloom.hash_count for bloom, _ in parts}
     if len(counts) != 1:
@@ -164,7 +165,11 @@ def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
         step = max(1, _MERGE_WORDS // sum(bloom.files for bloom, _ in parts))
         for first in range(0, total, step):
             words = min(step, total - first)
-            filters = [one for bloom, keep in parts for one in bloom.filters(group.filter_bits, keep, first, words)]
+            filters = [
+                file_filter
+                for bloom, keep in parts
+                for file_filter in bloom.filters(group.filter_bits, keep, first, words)
+            ]
             _bloom.slice_filters(filters, group.geometry(), first, out)
 
     sizes = np.concatenate([bloom.filter_bits[keep] for bloom, keep in parts])
@@ -196,9 +201,9 @@ class Bloom:
     """The filters of a blob's data files, by their numbers in it. `files` counts them."""
 
     def __init__(self, blob: memoryview | bytes, size: int | None = None) -> None:
-        """Raises ValueError unless the header is sound and its groups fill the blob.
+        """ValueError if the header is damaged or its groups do not fill the blob.
 
-        Of a blob of `size` bytes the header is enough (`header_size`), for cold probes. Pages are checked when they
+        For remote probes, the header of a blob of `size` bytes is enough (`header_size`). Pages are checked when they
         are first used.
         """
         self._data = np.frombuffer(blob, dtype=np.uint8)
@@ -234,11 +239,11 @@ class Bloom:
         return bits
 
     def probe(self, hashes: Hashes) -> Bytes:
-        """uint8[files]: 1 where a file may hold a key with one of these hashes. Raises ValueError for damaged bits."""
+        """uint8[files]: 1 if a file may contain a key with one of the hashes. ValueError for a damaged page."""
         return self._probe(self._data, self._spans, self._checked, hashes)
 
     def cold_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
-        """(offset, length) of the bytes that a probe reads, ascending: at most k for a hash and a group."""
+        """(offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
         mixed = _mixed(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
@@ -252,7 +257,7 @@ class Bloom:
         return ranges
 
     def probe_cold(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
-        """The same as `probe`, from the bytes of `cold_ranges` of the same hashes alone, in their order."""
+        """The result of `probe`, from the bytes of `cold_ranges` for the same hashes, in the same order."""
         spans = []
         at = 0
         for (offset, length), part in zip(self.cold_ranges(hashes), parts, strict=True):
@@ -265,23 +270,23 @@ class Bloom:
         return self._probe(data, table, np.zeros(0, dtype=np.uint8), hashes)
 
     def _probe(self, data: Bytes, spans: Longs, checked: Bytes, hashes: Hashes) -> Bytes:
-        found = np.zeros(self.files, dtype=np.uint8)
-        bad = _bloom.probe(data, spans, self._geometry, self._members, checked, hashes, self.hash_count, found)
+        flags = np.zeros(self.files, dtype=np.uint8)
+        bad = _bloom.probe(data, spans, self._geometry, self._members, checked, hashes, self.hash_count, flags)
         if bad >= 0:
             raise _damage(bad)
-        return found
+        return flags
 
     def verify(self) -> None:
-        """Raises ValueError unless every page is sound."""
+        """ValueError if a page is damaged."""
         for row in self._geometry:
             bad = _bloom.damaged(self._data, row)
             if bad >= 0:
                 raise _damage(bad)
 
     def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
-        """Words `first` to `first` + `words` of the filters of `size` bits, of the files kept (bool[files]).
+        """Words `first` to `first` + `words` of the filters with `size` bits of the files that are kept (bool[files]).
 
-        Raises ValueError for damaged bits, if the words before `first` were asked for before.
+        ValueError for a damaged page, provided that the caller has read the words before `first`.
         """
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
@@ -294,7 +299,7 @@ class Bloom:
 
 
 def header_size(start: memoryview | bytes) -> int:
-    """Bytes of a blob's header, from its first FIXED_SIZE bytes. Raises ValueError for fewer."""
+    """The number of bytes of a blob's header, from its first FIXED_SIZE bytes. ValueError for fewer bytes."""
     if len(start) < FIXED_SIZE:
         raise ValueError(f"bloom blob: {len(start)} bytes are too few")
     size = int(_FIXED.unpack_from(start)[0])
@@ -308,7 +313,7 @@ def _header_size(files: int, groups: int) -> int:
 
 
 def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
-    """The groups of a header; what they say must be what a writer would have written, to the byte."""
+    """The groups of a header. ValueError unless they have exactly the layout that the writer produces."""
     entries = np.frombuffer(text, dtype=_ENTRY, count=count, offset=FIXED_SIZE)
     numbers = np.frombuffer(text, dtype=np.uint8, count=files, offset=FIXED_SIZE + count * _ENTRY.itemsize)
     order = np.argsort(numbers, kind="stable").astype(np.int32)
@@ -332,7 +337,7 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
 
 
 def _mixed(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
-    """uint64[hashes, k]: what the kernel's `position` multiplies with a filter's bits."""
+    """uint64[hashes, k]: the factors that the kernel's `position` multiplies by a filter's bits."""
     low = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
     mixed: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
@@ -345,17 +350,17 @@ def _damage(offset: int) -> ValueError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BloomQuestion:
-    """Whether there is a key with one of these hashes (seed 0)."""
+    """Selects files with a key that has one of the hashes (seed 0)."""
 
     hashes: Hashes
 
     def of(self, index: Bloom) -> Flags:
-        """As of `Question`."""
+        """As in `Question`."""
         return index.probe(self.hashes)
 
 
 class RemoteBloom:
-    """The header is here, the pages are not."""
+    """The header is in memory; pages are read from storage."""
 
     is_full = False
 
@@ -389,8 +394,8 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         head = header_size(start)
         return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
 
-    def question(self, asked: Sequence[KeyRanges]) -> BloomQuestion | None:
-        columns = point_keys(asked)
+    def question(self, ranges: Sequence[KeyRanges]) -> BloomQuestion | None:
+        columns = point_keys(ranges)
         return None if columns is None else BloomQuestion(hash_keys(columns[0], _SEED))
 
     def question_of_keys(self, keys: KeySet) -> BloomQuestion | None:

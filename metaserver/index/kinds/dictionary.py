@@ -1,7 +1,7 @@
-"""A file's distinct keys in order, and what a predicate asks for as intervals of their ranks.
+"""A file's distinct keys in order, and the ranges of a predicate as intervals of ranks.
 
-A key's rank is its place in the dictionary, so a range of keys is one interval of ranks, found by two searches in the
-packed dictionary (`_ordered.pyx`). Pure.
+A key's rank is its position in the dictionary. A range of keys is an interval of ranks; two searches in the packed
+dictionary find it (`_ordered.pyx`). Pure.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ CODES, BYTES = 0, 1
 
 
 class Intervals(NamedTuple):
-    """[begin, end) of ranks, uint64[n] each: ascending, apart from each other, none empty."""
+    """[begin, end) of ranks, uint64[n] each: ascending, disjoint, not adjacent, none empty."""
 
     begins: Places
     ends: Places
 
 
 class Bounds:
-    """The ranges of a predicate as searches. ValueError where its keys are not of the form."""
+    """The ranges of a predicate as searches. ValueError if its keys have another form."""
 
     def __init__(self, ranges: KeyRanges, form: int) -> None:
         if has_codes(ranges.kind) != (form == CODES):
             raise ValueError(f"an index of {('codes', 'bytes')[form]} cannot be asked for keys of type {ranges.kind}")
         self.form = form
         self.exact = True
-        """Whether no bound is too long to be told from others."""
+        """False if a bound is too long to be distinguished from other keys."""
         if form == CODES:
             self._read_codes(ranges)
         else:
@@ -44,9 +44,9 @@ class Bounds:
 
     def _read_codes(self, ranges: KeyRanges) -> None:
         lows, highs = [], []
-        for one in ranges.ranges:
-            low = 0 if one.low is None else int(one.low) + one.low_open
-            high = CODE_MAX if one.high is None else int(one.high) - one.high_open
+        for key_range in ranges.ranges:
+            low = 0 if key_range.low is None else int(key_range.low) + key_range.low_open
+            high = CODE_MAX if key_range.high is None else int(key_range.high) - key_range.high_open
             if low <= high:
                 lows.append(low)
                 highs.append(high)
@@ -58,24 +58,25 @@ class Bounds:
         self.low_bytes: list[bytes] = []
         self.high_bytes: list[bytes] = []
         above, upto = [], []
-        for one in ranges.ranges:
-            low, high = one.low or b"", one.high
+        for key_range in ranges.ranges:
+            low, high = key_range.low or b"", key_range.high
             assert isinstance(low, bytes)
             if isinstance(high, bytes):
                 if low > high:
                     continue
                 self.high_bytes.append(high[:CLIPPED_BYTES])
-                upto.append(not one.high_open or len(high) >= CLIPPED_BYTES)
+                upto.append(not key_range.high_open or len(high) >= CLIPPED_BYTES)
                 self.exact &= len(high) < CLIPPED_BYTES
             self.low_bytes.append(low[:CLIPPED_BYTES])
-            above.append(one.low is not None and one.low_open and len(low) < CLIPPED_BYTES)
+            above.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
             self.exact &= len(low) < CLIPPED_BYTES
         self.count = len(self.low_bytes)
         self._above: Bytes = np.array(above, dtype=np.uint8)
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
     def edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Least and most key of each range, closed; of bytes so many of the first, with zeros behind."""
+        """The least and the greatest key of each range, inclusive; byte keys are cut or zero-padded to `width`
+        bytes."""
         if self.form == CODES:
             return self.lows, self.highs
         lows = [low[:width] for low in self.low_bytes]
@@ -84,12 +85,12 @@ class Bounds:
         return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
 
     def intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
-        """The ranks of the keys in the ranges. ValueError where the dictionary is damaged."""
+        """The intervals of ranks of the keys in the ranges. ValueError if the dictionary is damaged."""
         if isinstance(dictionary, _ordered.Numbers):
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
             begins = dictionary.below(self.low_bytes, self._above)
-            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # the last range may have no end
+            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # the last range may be unbounded
             ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
         if len(begins) > 1:
             return _joined(begins, ends)
@@ -100,9 +101,9 @@ _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
 def _joined(begins: Places, ends: Places) -> Intervals:
-    """Without empty intervals; those that touch, or overlap as clipped keys do, become one."""
-    there = begins < ends
-    begins, ends = begins[there], ends[there]
+    """Removes empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
+    non_empty = begins < ends
+    begins, ends = begins[non_empty], ends[non_empty]
     if len(begins) < 2:
         return Intervals(begins, ends)
     apart = begins[1:] > ends[:-1]
@@ -119,19 +120,19 @@ def pack(distinct: Distinct) -> Bytes:
 
 
 def opened(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
-    """A dictionary of `count` keys where it lies. ValueError where its bytes cannot be one."""
+    """Opens a dictionary of `count` keys in place. ValueError if the bytes are damaged."""
     memory = aligned(data)
     return _ordered.Numbers(memory, count) if form == CODES else _ordered.Strings(memory, count)
 
 
 def aligned(data: bytes | memoryview) -> Bytes:
-    """The bytes where they lie, or a copy where numbers of 8 bytes could not be read in place."""
+    """The bytes in place, or a copy if they are not aligned to 8 bytes."""
     memory = np.frombuffer(data, dtype=np.uint8)
     return memory if memory.ctypes.data % 8 == 0 else memory.copy()
 
 
 def distinct_of(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
-    """All its keys."""
+    """All keys of the dictionary."""
     if isinstance(dictionary, _ordered.Numbers):
         return Distinct(dictionary.all())
     return Distinct(None, *dictionary.all())

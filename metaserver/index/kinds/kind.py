@@ -1,11 +1,11 @@
-"""An index kind: everything that the rest of the program has to know of one, in one object.
+"""An index kind: one object with everything that the other modules need to know about a kind of index.
 
-A kind is a module of this folder and an entry of `kinds.py`. Definitions, builders, index files, the planner, audits,
-the HTTP interface and the command line ask the object and name no kind. What is required: to build, encode, merge and
-open a blob, and to make questions of predicates. The rest has defaults: no parameters, one column of any type, no
-reads by range, nothing to compare but checksums.
+A kind is a module of this folder and an entry in `kinds.py`. Definitions, builders, index files, the planner, audits,
+the HTTP interface and the command line call the object and contain no names of kinds. A kind must build, encode, merge
+and open a blob, and turn predicates into questions. The rest has defaults: no parameters, one column of any type, no
+remote reads, and an audit of checksums only.
 
-A kind holds no state. Its methods are pure, apart from `open_remote`, which reads through the `BlobReader` it is given.
+A kind has no state. Its methods are pure, except `open_remote`, which reads through its `BlobReader`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from seamark.metaserver.index.kinds.sparse import Range
 Mask = npt.NDArray[np.bool_]
 
 REMOTE_KEYS_MAX = 16
-"""Keys that are looked for by hash in an index file that is read by range; for more the whole file is waited for."""
+"""Maximum keys that are looked up by hash in a remote index; for more keys, the whole file is fetched."""
 
 
 class Parameter(NamedTuple):
-    """A number that a definition may give its kind."""
+    """A numeric parameter of an index definition."""
 
     name: str
-    """Of lower-case letters, as in `bloom(c, fpp=0.001)` and `--fpp`; kinds that share a name share its meaning."""
+    """Lower-case letters, as in `bloom(c, fpp=0.001)` and `--fpp`. Kinds may share a name only with the same
+    meaning."""
     meaning: str
     default: float
     least: float
@@ -41,84 +42,84 @@ class Parameter(NamedTuple):
 
 
 class OpenedBlob(Protocol):
-    """A blob in memory or mapped. Any number of threads may ask it."""
+    """A blob in memory or memory-mapped. Thread-safe."""
 
     @property
     def files(self) -> int:
-        """Data files, which are named by their number."""
+        """The number of data files; a file is identified by its number."""
         ...
 
     def verify(self) -> None:
-        """Reads everything. ValueError where anything is not as it was written."""
+        """Reads the whole blob. ValueError if anything differs from what was written."""
         ...
 
 
 class BlobReader(Protocol):
-    """Reads a blob that is not here, by range. ValueError for a range beyond it; errors of the storage."""
+    """Reads a remote blob by byte ranges. ValueError for a range beyond its end; errors of the storage."""
 
     @property
     def length(self) -> int:
-        """Of the blob, in bytes."""
+        """Size of the blob in bytes."""
         ...
 
     async def read(self, start: int, length: int) -> bytes: ...
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """At once; None where that would take too many reads, or too many bytes."""
+        """All ranges, concurrently; None if there are too many reads or too many bytes."""
         ...
 
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
-        """The blob's start, of at least the size that `size_of` reads from its first bytes."""
+        """The start of the blob. `size_of` returns the required size, given the first bytes."""
         ...
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
-        """The blob's end, of at least the size that `size_of` reads from its last bytes."""
+        """The end of the blob. `size_of` returns the required size, given the last bytes."""
         ...
 
 
 class RemoteIndex(Protocol):
-    """A blob that is not here, of which the directory was read."""
+    """A remote blob whose directory has been read."""
 
     @property
     def data_files(self) -> int: ...
 
     @property
     def size_bytes(self) -> int:
-        """In memory; may grow with what it is asked."""
+        """Memory; may grow with queries."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """Whether it has read about as much as it may keep; one that is opened anew has room."""
+        """Whether its cache has reached about its limit; reopening the blob empties the cache."""
         ...
 
     async def ask(self, question: Any) -> Flags | None:
-        """As the question is answered by a blob that is here; None where that would take too many reads. ValueError for
+        """The same answer as `question.of` for a local blob; None if it would take too many reads. ValueError for
         damage; errors of the storage."""
         ...
 
 
 Built = TypeVar("Built")
-"""What is known of one data file; picklable."""
+"""The index entry of one data file, before it is encoded; picklable."""
 Opened = TypeVar("Opened", bound=OpenedBlob)
 
 
 class IndexKind(ABC, Generic[Built, Opened]):
     name: str
-    """Of lower-case letters: in definitions, in the registry, in the type of the blob, and as a stage of plans."""
+    """Lower-case letters; used in definitions, in the registry, in the blob's type and as a stage name of plans."""
     version: int = 1
-    """Of the blob that is written and read; another is nobody's damage, but unknown."""
+    """Version of the blob format. A blob of another version is not damaged, but cannot be used."""
     alignment: int = 64
-    """What the blob's offset in its file is a multiple of."""
+    """The blob's offset in its file is a multiple of this number of bytes."""
     columns_max: int = 1
-    """Terms of one definition."""
+    """Maximum terms of a definition."""
     parameters: tuple[Parameter, ...] = ()
     remote_values_max: int = REMOTE_KEYS_MAX
-    """Values of a plan's predicates that are looked for by range."""
+    """Maximum values of a plan's predicates that are looked up in a remote index."""
     answers_rows: bool = False
-    """Whether rows within files are chosen by it. True only where `open` returns a `Bitmap`."""
+    """Whether the index selects rows within files. Requires that `open` returns a `Bitmap`."""
     answers_keys: bool = False
-    """Whether rows are looked up in it by key. True only where `open` returns a `Record`."""
+    """Whether the index looks up rows by key. Requires that `open` returns a `Record`."""
 
     def takes(self, kind: str) -> bool:
         """Whether terms of this type can be indexed."""
@@ -128,45 +129,47 @@ class IndexKind(ABC, Generic[Built, Opened]):
 
     @abstractmethod
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Built:
-        """Of one data file, whose keys these are, term by term. ValueError where it cannot be indexed."""
+        """The index entry of one data file, from its keys for each term. ValueError if the file cannot be indexed."""
 
     @abstractmethod
     def encode(self, builts: Sequence[Built]) -> Iterable[Any]:
-        """The buffers of a blob of these data files, in this order."""
+        """The buffers of a blob of these data files, in order."""
 
     @abstractmethod
     def merge(self, parts: Sequence[tuple[Opened, Mask]]) -> Iterable[Any]:
-        """The same of opened blobs, and bool[files] of those that are kept, each. ValueError for damage."""
+        """Merges opened blobs; bool[files] selects the files that are kept. ValueError for damage."""
 
     @abstractmethod
     def open(self, blob: memoryview) -> Opened:
-        """The blob is kept alive. ValueError for one that is damaged."""
+        """Opens a blob and keeps it alive. ValueError if it is damaged."""
 
     async def open_remote(self, blob: BlobReader) -> RemoteIndex:
-        """ValueError for a blob that is damaged, and for a kind that is not read by range."""
+        """ValueError if the blob is damaged or the kind does not support remote reads."""
         raise ValueError(f"{self.name} indexes are not read by range")
 
     # Questions
 
     def supports(self, predicate: Bound) -> bool:
-        """Whether `question` may make something of a predicate. By default of few equalities."""
+        """Whether `question` may return a question for the predicate. By default, for a limited number of
+        equalities."""
         return predicate.op in (Op.EQ, Op.IN) and len(predicate.values) <= KEYS_MAX
 
     @abstractmethod
-    def question(self, asked: Sequence[KeyRanges]) -> Question | None:
-        """Whether there is a row with keys in these ranges, of each term in turn. None where the index cannot know."""
+    def question(self, ranges: Sequence[KeyRanges]) -> Question | None:
+        """Selects files with a row whose keys are in these ranges, one for each term. None if the index cannot
+        prune."""
 
     @abstractmethod
     def question_of_keys(self, keys: KeySet) -> Question | None:
-        """Whether there is a row with one of the keys of a join. None where the index would prove nothing."""
+        """Selects files with a row that has one of the keys of a join. None if the index would not prune."""
 
     # Audit
 
     def check_rows(self, index: Opened, rows: int) -> str | None:
-        """What is wrong with its number of entries, for data files of so many rows."""
+        """Describes a wrong number of entries for data files of `rows` rows; None if it is right."""
         return None
 
     def compare(self, index: Opened, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
-        """What is wrong with what it knows of a data file, whose keys these are, read again. `sampled`: rows whose
-        first key is neither null nor NaN, for kinds that are compared key by key."""
+        """Compares the index with the keys of a data file, read again; yields a description of each difference.
+        `sampled`: rows whose first key is neither null nor NaN, for kinds that compare single keys."""
         return iter(())

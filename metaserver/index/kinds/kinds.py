@@ -1,4 +1,4 @@
-"""The index kinds, by name, cheapest to ask first: in this order plans ask them. Pure."""
+"""The index kinds by name, in the order in which plans query them: cheapest first. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BIT
 
 
 def parameters() -> Mapping[str, Parameter]:
-    """By name, those of all kinds."""
-    return {one.name: one for kind in KINDS.values() for one in kind.parameters}
+    """The parameters of all kinds, by name."""
+    return {parameter.name: parameter for kind in KINDS.values() for parameter in kind.parameters}
 
 
 def takers(parameter: str) -> list[str]:
-    """The kinds that may be given it."""
-    return [kind.name for kind in KINDS.values() if any(one.name == parameter for one in kind.parameters)]
+    """The names of the kinds that have the parameter."""
+    return [kind.name for kind in KINDS.values() if any(declared.name == parameter for declared in kind.parameters)]

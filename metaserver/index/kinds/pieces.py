@@ -1,15 +1,15 @@
-"""Pieces: byte strings one after the other, each with a coding and a checksum of its own, below one checked header.
+"""Pieces: byte strings, each with a coding and a checksum, after a common header with a checksum.
 
     bytes  0–7   a number              bytes 8–15   another
     byte   16    form                  byte 17      layout
     byte   18    flags                 byte 19      zero
-    bytes 20–23  how many pieces
+    bytes 20–23  number of pieces
     per piece    u32 length, u32 coding, u32 CRC-32 of its bytes
-    u32          CRC-32 of all before it
+    u32          CRC-32 of all bytes before it
     zeros        up to a multiple of 8; each piece follows, and zeros up to a multiple of 8
 
-All numbers are little-endian. What the numbers, the form, the layout and the codings mean is the owner's. A piece is
-checked when it is first read, so that a question costs no more than what it touches. Pure.
+All numbers are little-endian. The owner defines the meaning of the numbers, the form, the layout and the codings. A
+piece is checked when it is first read, so a query pays only for the pieces that it reads. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What the owner says of its pieces: two numbers below 2^64 and three below 256."""
+    """The owner's description of its pieces: two numbers below 2^64 and three below 256."""
 
     first: int
     second: int
@@ -45,25 +45,25 @@ class Head(NamedTuple):
 
 
 def head_bytes(count: int) -> int:
-    """Of a header of so many pieces."""
+    """The size of a header of `count` pieces."""
     return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
 
 
 def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
-    """Header and pieces, a multiple of 8 bytes. ValueError where a piece is of 4 GiB or more."""
+    """Header and pieces; the size is a multiple of 8 bytes. ValueError for a piece of 4 GiB or more."""
     if any(len(piece.data) > _LENGTH_MAX for piece in pieces):
         raise ValueError("a part of an index of 4 GiB or more cannot be stored; index fewer rows a file")
     table = np.array([(len(piece.data), piece.coding, isal_zlib.crc32(piece.data)) for piece in pieces], dtype="<u4")
-    said = _HEAD.pack(*head, len(pieces)) + table.tobytes()
-    said += _CHECK.pack(isal_zlib.crc32(said))
-    parts: list[bytes | memoryview] = [said, bytes(-len(said) % 8)]
+    header = _HEAD.pack(*head, len(pieces)) + table.tobytes()
+    header += _CHECK.pack(isal_zlib.crc32(header))
+    parts: list[bytes | memoryview] = [header, bytes(-len(header) % 8)]
     for piece in pieces:
         parts += (piece.data, bytes(-len(piece.data) % 8))
     return b"".join(parts)
 
 
 class Pieces:
-    """Reads what `write_pieces` wrote, where it lies. ValueError where header, length or a checksum is wrong."""
+    """Reads the bytes of `write_pieces` in place. ValueError for a wrong header, length or checksum."""
 
     __slots__ = ("_checked", "_memory", "_starts", "_table", "count", "head")
 
@@ -88,7 +88,7 @@ class Pieces:
         self._checked = bytearray(count)
 
     def read(self, number: int) -> Piece:
-        """The piece, checked."""
+        """A piece. ValueError if its checksum does not match."""
         length, coding, checksum = self._table[number].tolist()
         start = self._starts[number]
         data = self._memory[start : start + length]
@@ -106,7 +106,7 @@ class Pieces:
         return int(self._table[number, 1])
 
     def length(self, number: int) -> int:
-        """Of a piece, in bytes."""
+        """Size of a piece in bytes."""
         return int(self._table[number, 0])
 
     def verify(self) -> None:

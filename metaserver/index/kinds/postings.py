@@ -1,15 +1,15 @@
-"""Which of many data files hold a key: the distinct keys of all files in order, and the files of each.
+"""Postings: the distinct keys of all data files in order, and the files that contain each key.
 
-Where keys are shared by files, the files of a key are stored, as a row of bits or as a list, whichever is smaller.
-Where they are not, that would store every key twice to say little: then each file's least and most are kept, and what
-those leave open is asked of the files' own dictionaries. A range of many keys is decided for most files by their least
-and most alone. Pure.
+If keys occur in several files, the files of each key are stored, as a row of bits or as a list, the smaller of the two.
+Otherwise that would store every key twice for little gain: then only the least and the greatest key of each file are
+stored, and a lookup that they do not decide searches the file's own dictionary. For a range of many keys, the least and
+the greatest rank decide most files. Pure.
 
-Stored as `pieces.py`: the numbers distinct keys and files, the form of the keys, the layout. Pieces of MATRIX and
-LISTS: dictionary; each file's least and most rank, u32[files] twice (2^32 - 1 and 0 of a file without keys); then the
-bits, u64[keys][ceil(files / 64)], or the files of each key one after the other, in 1, 2 or 4 bytes, and their starts,
-`pack_numbers` of keys + 1. Of EDGES: each file's least and most key, u64[files] twice, or their first 64 bytes with
-zeros behind, twice.
+Stored as `pieces.py` describes: the numbers of distinct keys and of files, the form of the keys, the layout. The pieces
+of MATRIX and LISTS: dictionary; the least and the greatest rank of each file, u32[files] twice (2^32 - 1 and 0 for a
+file without keys); then the bits, u64[keys][ceil(files / 64)], or the lists of files of all keys, concatenated, in 1, 2
+or 4 bytes, and their starts, `pack_numbers` of keys + 1. The pieces of EDGES: the least and the greatest key of each
+file, u64[files] twice, or their first 64 bytes, padded with zeros, twice.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ from seamark.metaserver.index.kinds.pieces import Head, Piece, Pieces, write_pie
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
 _DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
-"""Pieces; of EDGES the first two are the edges."""
+"""Piece numbers; in EDGES, pieces 0 and 1 are the edges."""
 PIECES_MAX = _STARTS + 1
 EDGE_BYTES = 64
 
 SHARE, SHARE_ALONE = 1.0, 0.25
-"""Of the bytes of the files' sections: so much may be spent on the files of each key, where keys are shared and where
-they are not,"""
+"""Maximum bytes of the files of each key, as a fraction of the bytes of the sections: if keys are shared by files, and
+if they are not."""
 SPEND_MIN = 1 << 16
-"""or so many bytes at any rate."""
+"""The same maximum for small indexes."""
 SHARED_BY = 4
-"""So many files have a key on average, where keys are shared."""
+"""Keys count as shared if each occurs in this many files on average."""
 KEYS_MAX = 1 << 22
 HEAP_MAX = 1 << 28
-"""Distinct keys, and bytes of them, that are put in order in memory; more are too many to be shared by files."""
+"""Maximum distinct keys, and bytes of them, that are sorted in memory; larger sets are treated as not shared."""
 _NEVER = (1 << 32) - 1
-"""The least rank of a file without keys: no range begins there or before, and ends behind it."""
+"""The least rank of a file without keys; no interval of ranks contains it."""
 _BATCH_KEYS = 1 << 22
 _WIDE_MAX = 32
-"""Ranges of several keys that are first held against each file's least and most."""
+"""Maximum number of wide ranges (of several keys) that are first compared with the least and greatest rank of each
+file."""
 
 _ZSTD = pa.Codec("zstd", 1)
 _INFLATED_MAX = 1 << 28
-"""Of one piece. Longer ones are kept as they are, and mapped."""
+"""Of one piece. Longer pieces are stored uncompressed and memory-mapped."""
 
 Marks = npt.NDArray[np.uint8]
 _NO_MARK = np.zeros(1, dtype=np.uint8)
 
 
 class Searchable(Protocol):
-    """A file's section, as far as it is asked for keys."""
+    """A file's section, as a source of keys."""
 
     cardinality: int
 
@@ -74,49 +75,51 @@ Sections = Callable[[int], Searchable]
 
 
 def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
-    """Of data files whose sections have a `dictionary`, in their order, and take `section_bytes`."""
+    """The postings of data files, given their sections in order. The sections take `section_bytes` in total."""
     total = sum(section.cardinality for section in sections)
-    most = max(SHARE * section_bytes, SPEND_MIN)
-    distinct = _union(sections, form, most) if len(sections) < 1 << 32 else None
+    budget = max(SHARE * section_bytes, SPEND_MIN)
+    distinct = _union(sections, form, budget) if len(sections) < 1 << 32 else None
     if distinct is not None:
-        alone = SHARED_BY * len(distinct) > total
-        made = _by_key(sections, form, distinct, total, max(SHARE_ALONE * section_bytes, SPEND_MIN) if alone else most)
-        if made is not None:
-            return made
+        limit = budget
+        if SHARED_BY * len(distinct) > total:
+            limit = max(SHARE_ALONE * section_bytes, SPEND_MIN)
+        by_key = _by_key(sections, form, distinct, total, limit)
+        if by_key is not None:
+            return by_key
     return _edges(sections, form)
 
 
 def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
-    """Numbers of files, as many at a time as have `_BATCH_KEYS` keys between them, or one."""
+    """File numbers in batches of at most `_BATCH_KEYS` keys; a larger file is a separate batch."""
     batches: list[list[int]] = [[]]
-    held = 0
+    batch_keys = 0
     for number, section in enumerate(sections):
-        if batches[-1] and held + section.cardinality > _BATCH_KEYS:
+        if batches[-1] and batch_keys + section.cardinality > _BATCH_KEYS:
             batches.append([])
-            held = 0
+            batch_keys = 0
         batches[-1].append(number)
-        held += section.cardinality
+        batch_keys += section.cardinality
     return batches
 
 
-def _union(sections: Sequence[Searchable], form: int, spend: float) -> Distinct | None:
-    """The distinct keys of all; None where they are too many."""
-    found = _ranked([], form)[0]
+def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
+    """The distinct keys of all sections; None if there are too many."""
+    union = _ranked([], form)[0]
     for batch in _batches(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
-        found = _ranked([found, *parts], form)[0]
-        if len(found) > min(KEYS_MAX, spend) or (found.heap is not None and len(found.heap) > HEAP_MAX):
-            return None  # each key takes a byte at least
-    return found
+        union = _ranked([union, *parts], form)[0]
+        if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
+            return None  # each key takes at least a byte
+    return union
 
 
 def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
-    """All keys of the parts, each once."""
+    """The distinct keys of all parts."""
     return _ranked(parts, form)[0]
 
 
 def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
-    """All keys of the parts together, and the rank of each in turn."""
+    """The distinct keys of all parts, and the rank of each input key, in input order."""
     if form == CODES:
         codes = [part.codes for part in parts if part.codes is not None]
         return ranked_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
@@ -130,13 +133,13 @@ def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
     return ranked_bytes(together[:-1], together[1:], np.concatenate(heaps))
 
 
-def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, spend: float) -> bytes | None:
-    """None where it would take more than `spend` bytes. `total`: keys of all files, together."""
+def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float) -> bytes | None:
+    """The MATRIX or LISTS layout; None if it takes more than `budget` bytes. `total`: the keys of all files, summed."""
     files, keys = len(sections), len(distinct)
     words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
     matrix_bytes, lists_bytes = 8 * words * keys, width * total
     dictionary = pack(distinct)
-    if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > spend:
+    if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > budget:
         return None
     layout = MATRIX if matrix_bytes <= lists_bytes else LISTS
     least, most = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
@@ -148,9 +151,9 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
         ends = np.cumsum(lengths)
-        there = np.flatnonzero(lengths)
-        at = np.array(batch, dtype=np.int64)[there]
-        least[at], most[at] = ranks[(ends - lengths)[there]], ranks[ends[there] - 1]
+        non_empty = np.flatnonzero(lengths)
+        owners_at = np.array(batch, dtype=np.int64)[non_empty]
+        least[owners_at], most[owners_at] = ranks[(ends - lengths)[non_empty]], ranks[ends[non_empty] - 1]
         if layout == MATRIX:
             _bitmap.fill_matrix(matrix, ranks, owners)
         else:
@@ -173,7 +176,7 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
 
 
 def _edges(sections: Sequence[Searchable], form: int) -> bytes:
-    """The least and the most key of each file; of one without keys zeros."""
+    """The EDGES layout: the least and the greatest key of each file; zeros for a file without keys."""
     if form == CODES:
         sides = np.zeros((2, len(sections)), dtype=np.uint64)
     else:
@@ -190,7 +193,7 @@ def _flat(array: Bytes) -> Piece:
 
 
 def _packed(array: npt.NDArray[Any]) -> Piece:
-    """Flat, or zstd behind the length of what it inflates to (u64) where that is clearly smaller."""
+    """A flat piece; or, if it is clearly smaller, zstd after the decompressed size (u64)."""
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
         return Piece(Coding.FLAT, data)
@@ -199,20 +202,20 @@ def _packed(array: npt.NDArray[Any]) -> Piece:
 
 
 def _is_wide(begins: Places, ends: Places) -> bool:
-    """Whether intervals of several keys are first held against each file's least and most."""
+    """Whether the wide intervals (several keys) are first compared with the least and greatest rank of each file."""
     return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
 
 
 class Postings:
-    """Reads what `build_postings` made. ValueError where something cannot be right, when it is first read."""
+    """Reads the bytes of `build_postings`. ValueError for a damaged part, when it is first read."""
 
     def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
-        """`pairs`: distinct keys of each file, added up, so many at most are listed."""
+        """`pairs`: the numbers of distinct keys of the files, summed; the lists have at most this many entries."""
         self._pieces = Pieces(memory)
-        self._keys, there, has_form, self.layout, _ = self._pieces.head
+        self._keys, stored_files, stored_form, self.layout, _ = self._pieces.head
         pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
-        if (there, has_form, self._pieces.count) != (files, form, pieces):
-            raise ValueError(f"postings of {there} files in {self._pieces.count} pieces cannot be right")
+        if (stored_files, stored_form, self._pieces.count) != (files, form, pieces):
+            raise ValueError(f"postings of {stored_files} files in {self._pieces.count} pieces cannot be right")
         if self._keys >= _NEVER or self._keys > pairs:
             raise ValueError(f"postings of {self._keys} keys, where files have {pairs}, cannot be right")
         self._pairs = pairs
@@ -226,17 +229,18 @@ class Postings:
     def verify(self) -> None:
         self._pieces.verify()
 
-    def files_with(self, bounds: Bounds, there: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """uint8[files]: 1 where a file holds a key within the bounds. `there`: the files that have keys."""
+    def files_with(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+        """uint8[files]: 1 if a file contains a key within the bounds. `has_keys`: bool[files], false for a file without
+        keys."""
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
         if self.layout == EDGES:
-            return self._asked(bounds, *self._by_edges(bounds, there), section)
+            return self._search_sections(bounds, *self._by_edges(bounds, has_keys), section)
         return self._by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
-        """(offset, length) of the pieces that `files_with` reads, step by step: each is to be in memory before the next
-        is asked for. Not those of the files' own sections (`left_open`)."""
+        """(offset, length) of the pieces that `files_with` reads, step by step: the caller loads each list into memory
+        before it takes the next. The sections of the files (`left_open`) are not included."""
         if not bounds.count:
             return
         if self.layout == EDGES:
@@ -250,50 +254,50 @@ class Postings:
         if len(begins):
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
 
-    def left_open(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """The files of which `files_with` asks the sections' dictionaries."""
+    def left_open(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+        """The numbers of the files whose section dictionaries `files_with` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
-        return self._by_edges(bounds, there)[1]
+        return self._by_edges(bounds, has_keys)[1]
 
-    def files_with_keys(self, keys: KeySet, there: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """As `files_with`, of many keys: what is here is looked up among them."""
+    def files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+        """As `files_with`, for many keys: looks up the keys of the index in `keys`."""
         if self.layout != EDGES:
             marks = self._marks_of(keys)
             if marks.all():
-                return there.astype(np.uint8)
+                return has_keys.astype(np.uint8)
             edges = np.diff(np.concatenate([_NO_MARK, marks, _NO_MARK]).view(np.int8))
             begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
             if not len(begins):
                 return np.zeros(self._files, dtype=np.uint8)
             return self._listed(begins.astype(np.uint64), ends.astype(np.uint64))
-        found = np.zeros(self._files, dtype=np.uint8)
+        file_marks = np.zeros(self._files, dtype=np.uint8)
         bounds = Bounds(keys.extremes, self._form)
         if bounds.count:
-            for number in np.flatnonzero(self._between(bounds, there)).tolist():
-                found[number] = keys.marks(distinct_of(section(number).dictionary)).any()
-        return found
+            for number in np.flatnonzero(self._between(bounds, has_keys)).tolist():
+                file_marks[number] = keys.marks(distinct_of(section(number).dictionary)).any()
+        return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Whether every key of every file is known to be one of these."""
+        """Whether every key of every file is certain to be in `keys`."""
         return self.layout != EDGES and bool(self._marks_of(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
-        """Which part of the distinct keys are among these; 1 where that is not known."""
+        """The fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
         if self.layout == EDGES or not self._keys:
             return 1.0
         return float(np.count_nonzero(self._marks_of(keys))) / self._keys
 
     def _marks_of(self, keys: WantedKeys) -> Marks:
-        """uint8[distinct keys]: those that are among the wanted. The last that was asked is remembered."""
+        """uint8[distinct keys]: 1 for the keys in `keys`. The result for the last `keys` is cached."""
         marked = self._marked
         if marked is None or marked[0] is not keys:
             self._marked = marked = (keys, keys.marks(distinct_of(self._opened())))
         return marked[1]
 
-    def _between(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """bool[files]: those whose least and most key do not exclude that they have one within the bounds."""
-        marks, numbers = self._by_edges(bounds, there)
+    def _between(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """bool[files]: false if the least and the greatest key of a file exclude a key within the bounds."""
+        marks, numbers = self._by_edges(bounds, has_keys)
         possible: npt.NDArray[np.bool_] = marks != 0
         possible[numbers] = True
         return possible
@@ -313,26 +317,27 @@ class Postings:
         return marks
 
     def _by_extremes(self, begins: Places, ends: Places) -> tuple[Marks, Places, Places]:
-        """What each file's least and most say of wide intervals, and the intervals that are to be asked yet."""
+        """Compares wide intervals with the least and greatest rank of each file. Returns the marks that this decides,
+        and the intervals that still have to be looked up."""
         marks = np.zeros(self._files, dtype=np.uint8)
-        many = ends - begins > 1
+        wide = ends - begins > 1
         least, most = (self._array(number, "<u4", self._files) for number in (_LEAST, _MOST))
-        open_ = np.zeros(self._files, dtype=np.bool_)
-        for begin, end in zip(begins[many].tolist(), ends[many].tolist(), strict=True):
+        undecided = np.zeros(self._files, dtype=np.bool_)
+        for begin, end in zip(begins[wide].tolist(), ends[wide].tolist(), strict=True):
             below, above = least < begin, most >= end
             apart = (most < begin) | (least >= end)
             marks |= ~apart & ~(below & above)
-            open_ |= ~apart & below & above
-        if not (open_ & (marks == 0)).any():
-            begins, ends = begins[~many], ends[~many]
+            undecided |= ~apart & below & above
+        if not (undecided & (marks == 0)).any():
+            begins, ends = begins[~wide], ends[~wide]
         return marks, begins, ends
 
     def _listed(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
         if self.layout == MATRIX:
             words = bits.words_of(self._files)
             matrix = self._array(_FILES, "<u8", words * self._keys)
-            found = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
-            return np.unpackbits(found.view(np.uint8), count=self._files, bitorder="little")
+            file_words = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
+            return np.unpackbits(file_words.view(np.uint8), count=self._files, bitorder="little")
         if self._starts is None:
             self._starts = _ordered.Numbers(aligned(self._pieces.read(_STARTS).data), self._keys + 1)
         width = 1 if self._files <= 1 << 8 else 2 if self._files <= 1 << 16 else 4
@@ -344,14 +349,15 @@ class Postings:
         _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
-    def _by_edges(self, bounds: Bounds, there: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
-        """The files that least and most key decide for, and the numbers of those that they leave open."""
+    def _by_edges(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
+        """The marks that the least and greatest keys decide, and the numbers of the files that they leave undecided."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         least, most = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
         lows, highs = bounds.edges(EDGE_BYTES)
-        # the first range that does not end before the least key of a file begins no later than its most, or none does
+        # A range with a key of a file is the first range that does not end before the file's least key, if any range
+        # has.
         place = np.searchsorted(highs, least, side="left")
-        possible = there & (place < len(highs))
+        possible = has_keys & (place < len(highs))
         possible[possible] = lows[place[possible]] <= most[possible]
         marks = np.zeros(self._files, dtype=np.uint8)
         if self._form == CODES:
@@ -361,8 +367,8 @@ class Postings:
             possible &= ~sure
         return marks, np.flatnonzero(possible)
 
-    def _asked(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """With the marks of the files numbered by what their dictionaries hold."""
+    def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
+        """Sets the marks of the files `numbers` by a search in their dictionaries."""
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
@@ -372,10 +378,10 @@ class Postings:
         return marks
 
     def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """A piece as so many numbers, kept when it had to be inflated. Not before it is known how much that makes."""
-        held = self._arrays.get(number)
-        if held is not None:
-            return held
+        """A piece as an array of `count` numbers; cached if it was decompressed. The size is checked before."""
+        array = self._arrays.get(number)
+        if array is not None:
+            return array
         piece = self._pieces.read(number)
         if piece.coding == Coding.ZSTD:
             size = int.from_bytes(piece.data[:8], "little")
@@ -385,12 +391,12 @@ class Postings:
                 data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
             except OSError as error:
                 raise ValueError(f"a piece does not inflate: {error}") from None
-            found = np.frombuffer(data, dtype=dtype)
+            array = np.frombuffer(data, dtype=dtype)
         elif piece.coding == Coding.FLAT:
-            found = aligned(piece.data).view(dtype)
+            array = aligned(piece.data).view(dtype)
         else:
             raise ValueError(f"a piece has the coding {piece.coding}")
-        if len(found) != count:
-            raise ValueError(f"a piece has {len(found)} numbers, not {count}")
-        self._arrays[number] = found
-        return found
+        if len(array) != count:
+            raise ValueError(f"a piece has {len(array)} numbers, not {count}")
+        self._arrays[number] = array
+        return array

@@ -1,7 +1,7 @@
-"""What index files are asked: which of their data files may hold a row that matches. Pure.
+"""Questions to index files: which of their data files may contain a matching row. Pure.
 
-A question is made once of a predicate by the index kind (`kind.py`), and put to index files that are here (`of`) and,
-range by range, to those that are not (`RemoteIndex.ask`).
+The index kind makes a question from a predicate (`kind.py`), once. Local index files answer it in `of`, remote index
+files in `RemoteIndex.ask`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from seamark.metaserver.index.keys.keys import Key, KeyRanges, Keys, has_codes
 Flags = npt.NDArray[np.uint8]
 
 KEYS_MAX = 100_000
-"""Keys that one predicate may look for by hash; longer lists prove nothing."""
+"""Maximum keys of a predicate that are looked up by hash; a longer list cannot prune."""
 COMBINATIONS_MAX = 10_000
-"""Keys that equalities on the columns of one composite key may stand for."""
+"""Maximum combinations of the equalities on the columns of a composite key."""
 
 
 class Question(Protocol):
-    """Immutable; of one index kind."""
+    """Immutable; belongs to one index kind."""
 
     def of(self, index: Any) -> Flags:
-        """uint8[files]: 1 where a file may hold such a row. `index`: a blob opened by the kind that made the question.
-        ValueError where it is damaged."""
+        """uint8[files]: 1 if a file may contain a matching row. `index`: a blob opened by the same kind. ValueError if
+        it is damaged."""
         ...
 
 
@@ -39,33 +39,33 @@ PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
 
 
 def key_of_predicate(predicate: Bound) -> PredicateKey:
-    """What is kept by predicate is kept by this: 0.0 and -0.0 are equal to Python, and what they ask is not."""
+    """The cache key of a predicate. Python considers 0.0 and -0.0 equal, but they match different rows."""
     if predicate.result not in FLOATS:
         return predicate, ()
-    # Not by text, which for a hundred thousand values takes long to write, and is asked for file by file.
+    # Not the text of the predicate: it takes long to write for 100,000 values, and this runs for every file.
     return predicate, tuple(
         copysign(1.0, value) for value in predicate.values if isinstance(value, float) and not value
     )
 
 
-def point_keys(asked: Sequence[KeyRanges]) -> list[Keys] | None:
-    """The keys of which a matching row has one, a column for each term; of several terms all combinations. None where
-    the ranges are more than single keys, or the keys too many."""
+def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
+    """The keys of which a matching row has one, as a column for each term; for several terms, all combinations. None if
+    the ranges contain more than single keys, or there are too many keys."""
     lists: list[tuple[Key, ...]] = []
-    for ranges in asked:
-        if ranges.points is None or ranges.nulls or ranges.nans:  # neither null nor NaN is a key of a literal
+    for ranges in ranges_of_terms:
+        if ranges.points is None or ranges.nulls or ranges.nans:  # a literal has no key for null or NaN
             return None
         lists.append(ranges.points)
-    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # a zero stands for two
+    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # 0.0 has two keys
         return None
     if len(lists) == 1:
-        return [_literal_keys(lists[0], asked[0].kind)]
+        return [_literal_keys(lists[0], ranges_of_terms[0].kind)]
     rows = list(product(*lists))
-    return [_literal_keys([row[place] for row in rows], ranges.kind) for place, ranges in enumerate(asked)]
+    return [_literal_keys([row[place] for row in rows], ranges.kind) for place, ranges in enumerate(ranges_of_terms)]
 
 
 def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
-    """As if they were a column."""
+    """The literals in the form of a column."""
     if has_codes(kind):
         return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
     spelled = [key for key in keys if isinstance(key, bytes)]

@@ -1,17 +1,18 @@
-"""The record index: the hash of a key, 128 bits, to the rows that have it: (data file, position).
+"""The record index: maps the 128-bit hash of a key to its rows, each a data file and a position.
 
-One blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each, every page with a checksum, then the
-*fences* (the high half of each page's first hash), the entries of each data file, and a trailer. So it is written front
-to back by a merge that never holds more than a few pages. A warm lookup goes to where a uniform hash would be and finds
-its entry in two or three cache lines; a cold one has the fences in memory and reads one page.
+A blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each and a checksum per page, then the
+*fences* (the high half of each page's first hash), the number of entries of each data file, and a trailer. A merge
+therefore writes it sequentially and keeps only a few pages in memory. A lookup in memory starts where a uniformly
+distributed hash would be, and finds its entry within two or three cache lines. A remote lookup has the fences in memory
+and reads one page.
 
-Every row has an entry, those with nulls in the key too (`hash_rows` gives null and NaN an encoding of their own), so
-that the entries of a file are its rows and an audit can count. Every row of a key comes back, out of every file; which
-of them a snapshot still has, and what deletes took, is the caller's business. A hash that two keys share returns the
-rows of both: at 2^32 rows that happens once in 10^19 tables.
+Every row has an entry, including rows with nulls in the key (`hash_rows` encodes null and NaN). So the entries of a
+file equal its rows, and an audit can compare the counts. A lookup returns every row of a key in every file; the caller
+removes rows that are not in the snapshot or are deleted. If two keys have the same hash, the lookup returns the rows of
+both: with 2^32 rows that happens in one of 10^19 tables.
 
-Codec and lookups are pure; everything of size runs in C without the GIL (`_record.pyx`). Damage is a ValueError.
-Byte-exact in `docs/reference/index-format.md`.
+Encoding and lookups are pure; heavy work runs in C without the GIL (`_record.pyx`). Damage is a ValueError.
+`docs/reference/index-format.md` specifies every byte.
 """
 
 from __future__ import annotations
@@ -47,25 +48,25 @@ Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Found = tuple[Longs, Ints, Longs]
-"""(query, file, position) of each match, by query, then by file and position."""
+"""(query, file, position) of each match, ordered by query, file, position."""
 
 ROWS_MAX = (1 << 32) - 1
-"""Of one data file: positions are uint32."""
+"""Maximum rows of a data file: positions are uint32."""
 FILES_MAX = (1 << 31) - 1
 TRAILER_BYTES = 64
 COLUMNS_MAX = 32
-"""Of one key."""
+"""Maximum columns of a key."""
 
 _MAGIC = b"SMRECORD"
 _TRAILER = struct.Struct("<8sQQIIQ16x")
-"""Magic, entries, pages, data files, bytes a page, XXH64 of fences and counts, zeros; then the XXH64 of all these."""
+"""Magic, entries, pages, data files, bytes per page, XXH64 of fences and counts, zeros. The XXH64 of these follows."""
 _SUM = struct.Struct("<Q")
 _PAGES_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileRecords:
-    """One data file: `run` uint8[24 * rows], its entries in ascending order."""
+    """The entries of one data file: `run`, uint8[24 * rows], in ascending order."""
 
     run: Bytes
 
@@ -75,26 +76,26 @@ class FileRecords:
 
 
 def build(columns: Sequence[Keys]) -> FileRecords:
-    """Of the key columns of one data file, in the order of the definition. ValueError past ROWS_MAX."""
+    """From the key columns of one data file, in the order of the definition. ValueError for more than ROWS_MAX rows."""
     if columns and columns[0].rows > ROWS_MAX:
         raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
     return FileRecords(sorted_run(*hash_halves(columns)))
 
 
 def key_hash(parts: Sequence[Key | float | None]) -> tuple[int, int]:
-    """(high, low) of one key, as `hash_halves` has it of many: a part is a code, bytes, None for null or a NaN."""
+    """(high, low) of one key, as `hash_halves` computes it. A part is a code, bytes, None for null, or a NaN."""
     return row_hash(parts)
 
 
 def encode(builts: Sequence[FileRecords]) -> Iterator[Part]:
-    """A blob, part by part; its data files are numbered as given."""
-    runs = [(one.run, -1, np.array([number], np.uint32)) for number, one in enumerate(builts)]
+    """A blob in parts. Data files are numbered in the given order."""
+    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(builts)]
     return _written(Merger(runs, len(builts)), len(builts))
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
-    """One blob of several, part by part, in memory of a few pages. Its data files are those that are kept (bool[files])
-    of each part in turn. ValueError where a page is damaged."""
+    """Merges blobs into one, in parts, with a few pages in memory. The data files of the result are the kept files
+    (bool[files]) of each input in order. ValueError for a damaged page."""
     runs, files = [], 0
     for record, keep in parts:
         if len(keep) != record.files:
@@ -128,13 +129,13 @@ def _written(merger: Merger, files: int) -> Iterator[Part]:
 
 
 class Fences:
-    """A run's directory, in memory: what a cold lookup has before it reads. Immutable.
+    """The directory of a run, in memory; a remote lookup needs nothing else before it reads pages. Immutable.
 
-    `first` uint64[pages], the high half of each page's first hash; `counts` uint64[files], entries of each data file.
+    `first`, uint64[pages]: the high half of each page's first hash. `counts`, uint64[files]: the entries of each file.
     """
 
     def __init__(self, tail: Part, blob_bytes: int) -> None:
-        """`tail`: the last `directory_bytes` or more of a blob. ValueError where it is damaged."""
+        """`tail`: at least the last `directory_bytes` of a blob. ValueError if it is damaged."""
         entries, pages, files, directory_sum = _read_trailer(tail, blob_bytes)
         size = 8 * (pages + files)
         if len(tail) < size + TRAILER_BYTES:
@@ -152,24 +153,25 @@ class Fences:
 
     @staticmethod
     def directory_bytes(tail: Part, blob_bytes: int) -> int:
-        """How many bytes at a blob's end are its directory. `tail`: the last TRAILER_BYTES or more."""
+        """The size of the directory at a blob's end, in bytes. `tail`: at least the last TRAILER_BYTES."""
         _, pages, files, _ = _read_trailer(tail, blob_bytes)
         return 8 * (pages + files) + TRAILER_BYTES
 
     def cold_pages(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
-        """(offset, length) in the blob of all pages that can have one of the hashes, ascending; neighbours are one.
+        """(offset, length) in the blob of all pages that may contain one of the hashes, ascending; adjacent pages are
+        joined.
 
-        For one hash it is one page, and a second where the hash may straddle their edge; more only for a key of
+        For one hash this is one page, or two if its entries may cross the boundary. More are needed only for a key of
         hundreds of rows.
         """
         return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._spans(hi).tolist()]
 
     def _spans(self, hi: Words) -> Longs:
-        """int64[n, 2]: first page and the one behind the last of each stretch of pages."""
+        """int64[n, 2]: the first page of each range of pages, and the page after its last."""
         return stretches(self.first, np.sort(hi))
 
     def lookup_cold(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
-        """As `Record.lookup`, from the bytes of `cold_pages` of the same hashes, in their order."""
+        """The result of `Record.lookup`, from the bytes of `cold_pages` for the same hashes, in the same order."""
         spans = self._spans(hi)
         if len(pages) != len(spans):
             raise ValueError(f"{len(pages)} stretches of pages were read, of {len(spans)}")
@@ -196,9 +198,9 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
 
 
 class Record:
-    """A blob, opened; may be a mapped file, which is kept alive. Any number of threads may ask it.
+    """An opened blob, which may be a memory-mapped file; it is kept alive. Thread-safe.
 
-    ValueError where it is damaged: at once what the directory shows, and when it is first read, a page.
+    ValueError if it is damaged: from the constructor for the directory, from the first read of a page for that page.
     """
 
     def __init__(self, blob: memoryview) -> None:
@@ -213,32 +215,32 @@ class Record:
 
     @property
     def count(self) -> int:
-        """Entries, which are the rows of its data files."""
+        """The number of entries, which is the number of rows of its data files."""
         return self.fences.entries
 
     @property
     def counts(self) -> Words:
-        """uint64[files]."""
+        """uint64[files]: the number of entries of each file."""
         return self.fences.counts
 
     def lookup(self, hi: Words, lo: Words) -> Found:
-        """The rows with these hashes (`hash_halves`), uint64[n] each: (query int64[m], file int32[m],
-        position int64[m]), by query, then by file and position."""
+        """The rows with these hashes (`hash_halves`), uint64[n] each. Returns (query int64[m], file int32[m],
+        position int64[m]), ordered by query, file, position."""
         return self._pages.lookup(hi, lo)
 
     def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
-        """The same for one hash, without arrays: (file, position) of each row."""
+        """As `lookup`, for one hash and without arrays: (file, position) of each row."""
         return self._pages.find(hi, lo)
 
     def verify(self) -> None:
-        """Reads everything: checksums, order, and the entries of each file. ValueError names what is wrong."""
+        """Reads the whole blob: checksums, order, and the entries of each file. ValueError describes the damage."""
         counts = np.zeros(self.files, np.uint64)
         if self._pages.check(counts) != self.count or (counts != self.counts).any():
             raise ValueError("the entries of a data file are not as many as the directory says")
 
 
 def files_of(found: Found, files: int) -> Flags:
-    """uint8[files]: those that have a row among what was found."""
+    """uint8[files]: 1 if a file has a row in `found`."""
     flags = np.zeros(files, dtype=np.uint8)
     flags[found[1]] = 1
     return flags
@@ -246,23 +248,23 @@ def files_of(found: Found, files: int) -> Flags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordQuestion:
-    """Whether there is a row with one of these hashes, whose halves are given (seeds 0 and 1)."""
+    """Selects files with a row that has one of the hashes, given as halves (seeds 0 and 1)."""
 
     high: Hashes
     low: Hashes
 
     @staticmethod
     def about(columns: Sequence[Keys]) -> RecordQuestion:
-        """Keys in rows, one column for each of their parts."""
+        """From keys in rows; each part of the key is a column."""
         return RecordQuestion(*hash_halves(columns))
 
     def of(self, index: Record) -> Flags:
-        """As of `Question`."""
+        """As in `Question`."""
         return files_of(index.lookup(self.high, self.low), index.files)
 
 
 class RemoteRecord:
-    """The directory is here, the pages are not."""
+    """The directory is in memory; pages are read from storage."""
 
     is_full = False
 
@@ -272,11 +274,11 @@ class RemoteRecord:
         self.data_files = fences.files
 
     async def ask(self, question: RecordQuestion) -> Flags | None:
-        found = await self.rows(question.high, question.low)
-        return None if found is None else files_of(found, self.data_files)
+        matches = await self.rows(question.high, question.low)
+        return None if matches is None else files_of(matches, self.data_files)
 
     async def rows(self, high: Hashes, low: Hashes) -> Found | None:
-        """As `Record.lookup`; None where it would take too many reads."""
+        """As `Record.lookup`; None if it would take too many reads."""
         pages = await self._blob.read_all(self._fences.cold_pages(high, low))
         return None if pages is None else self._fences.lookup_cold(high, low, pages)
 
@@ -284,7 +286,7 @@ class RemoteRecord:
 class RecordKind(IndexKind[FileRecords, Record]):
     name = "record"
     alignment = PAGE_BYTES
-    """Pages of the index are pages of the disk."""
+    """Aligns the pages of the index with pages of the disk."""
     columns_max = COLUMNS_MAX
     answers_keys = True
 
@@ -307,8 +309,8 @@ class RecordKind(IndexKind[FileRecords, Record]):
         tail = await blob.read_tail(size_of)
         return RemoteRecord(blob, Fences(tail[-size_of(tail) :], blob.length))
 
-    def question(self, asked: Sequence[KeyRanges]) -> RecordQuestion | None:
-        columns = point_keys(asked)
+    def question(self, ranges: Sequence[KeyRanges]) -> RecordQuestion | None:
+        columns = point_keys(ranges)
         return None if columns is None else RecordQuestion.about(columns)
 
     def question_of_keys(self, keys: KeySet) -> RecordQuestion | None:
@@ -318,16 +320,16 @@ class RecordKind(IndexKind[FileRecords, Record]):
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
 
     def compare(self, index: Record, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
-        """Of all rows."""
+        """Compares all rows."""
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
             yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"
-        asked, files, places = index.lookup(*hash_halves(columns))
-        found = np.zeros(rows, dtype=np.bool_)
-        mine = (files == number) & (places == asked)
-        found[asked[mine]] = True
-        if not found.all():
-            yield f"the index does not find the key of row {int(np.flatnonzero(~found)[0])} where it is"
+        queries, files, positions = index.lookup(*hash_halves(columns))
+        is_found = np.zeros(rows, dtype=np.bool_)
+        correct = (files == number) & (positions == queries)
+        is_found[queries[correct]] = True
+        if not is_found.all():
+            yield f"the index does not find the key of row {int(np.flatnonzero(~is_found)[0])} where it is"
 
 
 RECORD = RecordKind()

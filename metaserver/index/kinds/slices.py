@@ -1,13 +1,14 @@
-"""The rows of one data file by value: an ordered dictionary, and the bits of each row's rank.
+"""A section: the rows of one data file by value, as an ordered dictionary and the bits of each row's rank.
 
-Row by row a value is its rank in the file's dictionary. Slice i holds bit i of all ranks, so ceil(log2(cardinality))
-slices hold the column, and any comparison is an interval of ranks, answered by reading each slice once. Where most
-rows have one value and few any other, a bitmap per value takes less room and is stored instead; in all other cases
-compressed slices are as small (measured). Null and NaN have bitmaps of their own, and rank 0, which those mask. Pure.
+A row's value is stored as its rank in the file's dictionary. Slice i holds bit i of all ranks, so
+ceil(log2(cardinality)) slices hold the column. A comparison is an interval of ranks, and reads each slice once. If most
+rows have one value and few rows have other values, a bitmap per value is smaller and is stored instead; in all other
+cases compressed slices are as small (measured). Null and NaN have separate bitmaps, which mask the rank 0 of those
+rows. Pure.
 
-A section is `pieces.py` with the numbers rows and cardinality, the form of the keys, layout SLICES or EQUALITY, flags
-NULLS, NANS and CLIPPED, and the pieces: dictionary, null rows, NaN rows, then the slices, lowest first, or the bitmaps
-by rank. Bytes beyond 1,024 of a value are not kept: what a predicate's bound of more asks for is a superset.
+A section is stored as `pieces.py` describes: the numbers of rows and of distinct values, the form of the keys, layout
+SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces: dictionary, null rows, NaN rows, then the slices,
+lowest first, or the bitmaps by rank. Values are clipped to 1,024 bytes: the result for a longer bound is a superset.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ SLICES, EQUALITY = 0, 1
 NULLS, NANS, CLIPPED = 1, 2, 4
 """Flags."""
 DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST = 0, 1, 2, 3
-"""Pieces."""
+"""Piece numbers."""
 
 EQUALITY_MAX = 64
-"""Values, of a column that may be stored as a bitmap of each."""
+"""Maximum distinct values of a column that may be stored as one bitmap per value."""
 _CHANGE_BYTES = 2
-"""At least, of a row that has another value than the one before it; a roaring bitmap's containers have headers too."""
+"""Minimum bytes for a row whose value differs from the value before; containers of a roaring bitmap have headers
+too."""
 _CONTAINER_BYTES = 14
 SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
 COMPARED_MAX: Final = 128
-"""So many bounds are compared. For more it is cheaper to put each row's rank together and look it up (measured)."""
+"""Maximum number of bounds that are compared. For more bounds, assembling each row's rank and looking it up is faster
+(measured)."""
 
 
 def slice_count(cardinality: int) -> int:
-    """How many bits a rank has."""
+    """The number of bits of a rank."""
     return max(cardinality - 1, 0).bit_length()
 
 
 def build_section(keys: Keys) -> bytes:
-    """The section of one data file. ValueError where it has more rows or longer dictionaries than can be stored."""
+    """The section of one data file. ValueError if it has too many rows, or its dictionary is too long."""
     distinct, ranks = ranked(keys)
     nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
     nans = bits.none_of(keys.rows) if keys.nan is None else keys.nan
@@ -69,23 +72,23 @@ def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:
 
 
 def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
-    """Layout and bitmaps, of which there are as many as take less room."""
+    """The layout with the smaller size, and its bitmaps."""
     rows = len(ranks)
-    slices = [bits.encode(one, rows) for one in _bitmap.slice_ranks(ranks, slice_count(cardinality))]
+    slices = [bits.encode(words, rows) for words in _bitmap.slice_ranks(ranks, slice_count(cardinality))]
     if cardinality > EQUALITY_MAX or not slices:
         return SLICES, slices
     size = sum(len(piece.data) for piece in slices)
     containers = cardinality * -(-rows // (1 << 16))
     if _CHANGE_BYTES * _bitmap.changes(ranks) + _CONTAINER_BYTES * containers >= size:
         return SLICES, slices
-    by_value = [bits.encode(one & present, rows) for one in _bitmap.split_ranks(ranks, cardinality)]
+    by_value = [bits.encode(words & present, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
     if sum(len(piece.data) for piece in by_value) >= size:
         return SLICES, slices
     return EQUALITY, by_value
 
 
 class Section:
-    """One file's section where it lies. ValueError where a length or a checksum is wrong, when that is first read."""
+    """A file's section, read in place. ValueError for a wrong length or checksum, when the part is first read."""
 
     def __init__(self, memory: memoryview) -> None:
         self._pieces = Pieces(memory)
@@ -102,13 +105,13 @@ class Section:
         ):
             raise ValueError(f"a section of {self._pieces.count} pieces and {self.cardinality} values cannot be right")
         self.bitmaps = bitmaps
-        """How many are stored: slices, or one a value."""
+        """The number of stored bitmaps: slices, or one per value."""
         self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
         self.ready: tuple[_ordered.Numbers, _bitmap.Slices, Bits | None] | None = None
-        """Dictionary, slices and `keyless`, put there by who asks for them often, where that takes no room."""
+        """Dictionary, slices and `keyless`; frequent callers cache them here if that needs no memory."""
 
     def verify(self) -> None:
-        """Reads everything. ValueError where anything is not as it was written."""
+        """Reads the whole section. ValueError if anything differs from what was written."""
         self._pieces.verify()
 
     @property
@@ -119,12 +122,12 @@ class Section:
 
     @property
     def bitmaps_bytes(self) -> int:
-        """Of the slices or the values' bitmaps, as stored."""
+        """Stored size of the slices or of the bitmaps of values."""
         return sum(self._pieces.length(FIRST + number) for number in range(self.bitmaps))
 
     @property
     def dictionary_spot(self) -> tuple[int, int]:
-        """Offset and length in the section."""
+        """Offset and length of the dictionary in the section."""
         return self._pieces.spot(DICTIONARY)
 
     @property
@@ -135,44 +138,43 @@ class Section:
         return bounds.intervals(self.dictionary)
 
     def rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """The rows whose key is within the bounds, and those that are null or NaN if asked for.
+        """The rows whose key is within the bounds, and the null or NaN rows if `nulls` or `nans` is True.
 
-        `slices` gives what `decoded` does, from wherever it is kept."""
-        wanted = self.intervals(bounds)
-        found = self._ranked(wanted, slices)
+        `slices` returns the first result of `decoded`, possibly from a cache."""
+        rows = self._ranked(self.intervals(bounds), slices)
         null_rows = self._marks(NULL_ROWS, NULLS)
         nan_rows = self._marks(NAN_ROWS, NANS)
-        for marks, asked in ((null_rows, nulls), (nan_rows, nans)):
+        for marks, included in ((null_rows, nulls), (nan_rows, nans)):
             if marks is not None:
-                found = found | marks if asked else found & ~marks
-        return found
+                rows = rows | marks if included else rows & ~marks
+        return rows
 
     def rows_marked(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """The rows in `among` (None: all) whose rank's byte in `marks`, uint8[cardinality], is 1. Neither null nor NaN.
+        """The rows in `among` (None: all) whose rank is marked in `marks`, uint8[cardinality]; no null or NaN rows.
 
-        `slices` as of `rows_where`."""
-        found, gone = bits.all_of(self.rows) if among is None else among, self.keyless
-        if gone is not None:
-            found = found & ~gone
-        wanted = int(np.count_nonzero(marks))
-        if wanted == 0:
+        `slices` as in `rows_where`."""
+        rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless
+        if keyless is not None:
+            rows = rows & ~keyless
+        marked = int(np.count_nonzero(marks))
+        if marked == 0:
             return bits.none_of(self.rows)
-        if wanted == self.cardinality:
-            return found
+        if marked == self.cardinality:
+            return rows
         if self.layout == EQUALITY:
             ranks = np.flatnonzero(marks)
-            return found & self._any_of(ranks.tolist(), (ranks + 1).tolist())
-        return slices().where_marked(marks, found)
+            return rows & self._any_of(ranks.tolist(), (ranks + 1).tolist())
+        return slices().where_marked(marks, rows)
 
     @property
     def is_flat(self) -> bool:
-        """Whether rows are read where they lie, and all of them have a key."""
+        """Whether the slices are read in place, without decoding, and every row has a key."""
         codings = {self._pieces.coding(FIRST + number) for number in range(self.bitmaps)}
         return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
 
     @property
     def keyless(self) -> Bits | None:
-        """The rows that are null or NaN; None where there are none."""
+        """The rows that are null or NaN; None if there are none."""
         nulls, nans = self._marks(NULL_ROWS, NULLS), self._marks(NAN_ROWS, NANS)
         return nulls if nans is None else nans if nulls is None else nulls | nans
 
@@ -182,10 +184,10 @@ class Section:
         return self._bits(piece)
 
     def _bits(self, piece: int) -> Bits:
-        found = self._decoded(piece)
-        if isinstance(found, bool):
-            return bits.all_of(self.rows) if found else bits.none_of(self.rows)
-        return found
+        decoded = self._decoded(piece)
+        if isinstance(decoded, bool):
+            return bits.all_of(self.rows) if decoded else bits.none_of(self.rows)
+        return decoded
 
     def _decoded(self, number: int) -> Bits | bool:
         piece = self._pieces.read(number)
@@ -194,41 +196,41 @@ class Section:
         return bits.decode(piece, self.rows)
 
     def decoded(self) -> tuple[_bitmap.Slices, int]:
-        """The slices, ready to be compared, and the bytes that they take beside what is stored."""
+        """The slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
         slices = [self._decoded(FIRST + number) for number in range(self.bitmaps)]
-        spent = sum(
-            one.nbytes
-            for number, one in enumerate(slices)
-            if not isinstance(one, bool) and self._pieces.coding(FIRST + number) != Coding.FLAT
+        size_bytes = sum(
+            words.nbytes
+            for number, words in enumerate(slices)
+            if not isinstance(words, bool) and self._pieces.coding(FIRST + number) != Coding.FLAT
         )
-        return _bitmap.Slices(slices, self.rows), spent
+        return _bitmap.Slices(slices, self.rows), size_bytes
 
-    def _ranked(self, wanted: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """Rows by rank; of rows without a key, which have rank 0, anything."""
-        begins, ends = wanted
+    def _ranked(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
+        """The rows with a rank in the intervals. Rows without a key have rank 0; the result for them is undefined."""
+        begins, ends = intervals
         if not len(begins):
             return bits.none_of(self.rows)
         if begins[0] == 0 and ends[0] == self.cardinality:
             return bits.all_of(self.rows)
         if self.layout == EQUALITY:
             return self._any_of(begins.tolist(), ends.tolist())
-        return where(slices(), wanted, self.cardinality)
+        return where(slices(), intervals, self.cardinality)
 
     def _any_of(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
-        """The union of values' bitmaps, or what the union of the others leaves, whichever reads fewer."""
-        asked = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
-        turned = 2 * len(asked) > self.cardinality
-        found = bits.none_of(self.rows)
-        for rank in sorted(set(range(self.cardinality)) - set(asked)) if turned else asked:
-            found |= self._bits(FIRST + rank)
-        return bits.all_of(self.rows) & ~found if turned else found
+        """The union of the bitmaps of the ranks, or the complement of the union of the others if that reads fewer."""
+        ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
+        inverted = 2 * len(ranks) > self.cardinality
+        rows = bits.none_of(self.rows)
+        for rank in sorted(set(range(self.cardinality)) - set(ranks)) if inverted else ranks:
+            rows |= self._bits(FIRST + rank)
+        return bits.all_of(self.rows) & ~rows if inverted else rows
 
 
-def where(slices: _bitmap.Slices, wanted: Intervals, cardinality: int) -> Bits:
-    """Rows whose rank is in one of the intervals, of which there is one or more."""
-    begins, ends = wanted
+def where(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
+    """The rows whose rank is in one of the intervals; there is at least one interval."""
+    begins, ends = intervals
     if len(begins) == 1:
-        return _where_one(slices, int(begins[0]), int(ends[0]), cardinality)
+        return _where_interval(slices, int(begins[0]), int(ends[0]), cardinality)
     single = ends - begins == 1
     points, starts, stops = begins[single], begins[~single], ends[~single]
     if len(points) + 2 * len(starts) > COMPARED_MAX:
@@ -238,7 +240,7 @@ def where(slices: _bitmap.Slices, wanted: Intervals, cardinality: int) -> Bits:
     return slices.where(cuts, points, bool(every))
 
 
-def _where_one(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
+def _where_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
     if end - begin == 1:
         return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
     cuts = [cut for cut in (begin, end) if 0 < cut < cardinality]

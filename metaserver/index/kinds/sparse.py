@@ -1,4 +1,4 @@
-"""The memory of a blob of which only some ranges have been read."""
+"""The memory of a remote blob of which only some ranges have been read."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Range = tuple[int, int]
 
 
 class SparseMemory:
-    """A blob's memory, filled where somebody has read it: the rest is zeros, and takes no memory.
+    """A blob's memory, filled for the ranges that have been read. The rest is zero and takes no memory.
 
-    What is there once is never written again: checksums are compared once.
+    A filled range is never written again, so a checksum has to be compared only once.
     """
 
     def __init__(self, length: int) -> None:
         self._map = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.memory = memoryview(self._map)
-        self._there: list[Range] = []
-        """(start, end), ascending and apart."""
+        self._filled: list[Range] = []
+        """(start, end), ascending, without overlap or contact."""
         self.filled_bytes = 0
-        """Pages of memory are taken whole."""
+        """Rounded up by a memory page per range."""
 
     def missing(self, ranges: Iterable[Range]) -> list[Range]:
-        """(offset, length) of what is to be read yet of these, neighbours together, ascending."""
-        found: list[Range] = []
+        """(offset, length) of the parts of `ranges` that have not been read, ascending; adjacent parts are joined."""
+        gaps: list[Range] = []
         for offset, length in sorted(ranges):
             for start, end in self._gaps(offset, offset + length):
-                if found and start <= found[-1][1]:
-                    found[-1] = found[-1][0], max(found[-1][1], end)
+                if gaps and start <= gaps[-1][1]:
+                    gaps[-1] = gaps[-1][0], max(gaps[-1][1], end)
                 else:
-                    found.append((start, end))
-        return [(start, end - start) for start, end in found]
+                    gaps.append((start, end))
+        return [(start, end - start) for start, end in gaps]
 
     def fill(self, offset: int, data: bytes) -> None:
         for start, end in list(self._gaps(offset, offset + len(data))):
@@ -42,22 +42,22 @@ class SparseMemory:
             self.filled_bytes += end - start + mmap.PAGESIZE
 
     def _gaps(self, start: int, end: int) -> Iterator[Range]:
-        """(start, end) of what is not there between these two."""
-        place = max(0, bisect_right(self._there, (start, len(self.memory))) - 1)
-        for begun, ended in self._there[place:]:
-            if begun >= end:
+        """(start, end) of the unfilled parts between `start` and `end`."""
+        place = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
+        for filled_start, filled_end in self._filled[place:]:
+            if filled_start >= end:
                 break
-            if begun > start:
-                yield start, begun
-            start = max(start, ended)
+            if filled_start > start:
+                yield start, filled_start
+            start = max(start, filled_end)
         if start < end:
             yield start, end
 
     def _add(self, start: int, end: int) -> None:
-        """Of a gap; with its neighbours where they touch."""
-        place = bisect_right(self._there, (start, end))
-        if place < len(self._there) and self._there[place][0] == end:
-            end = self._there.pop(place)[1]
-        if place and self._there[place - 1][1] == start:
-            start = self._there.pop(place - 1)[0]
-        insort(self._there, (start, end))
+        """Records a gap as filled, and joins it with the ranges that it touches."""
+        place = bisect_right(self._filled, (start, end))
+        if place < len(self._filled) and self._filled[place][0] == end:
+            end = self._filled.pop(place)[1]
+        if place and self._filled[place - 1][1] == start:
+            start = self._filled.pop(place - 1)[0]
+        insort(self._filled, (start, end))

@@ -1,0 +1,141 @@
+"""Operations on claims: the folders of each table, view and function, by UUID.
+
+A claim is added with the name and removed with the last name, live or dropped; a purge keeps it until the files are
+deleted. Claims of different UUIDs do not overlap (are not equal, and neither contains the other), except folders that
+were claimed as shared. Two transactions that see only their own insert could break that, so that adding claims takes a
+row lock.
+"""
+
+from __future__ import annotations
+
+import json
+
+from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.sql.by_uuid import UNNAMED
+from seamark.metaserver.store.sql.rows import pack
+from seamark.metaserver.store.sql.statement import Row, Statement, Steps
+
+_OWN, _SHARED, _ALLOWED = range(3)
+"""Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
+_AFTER_SLASH = "0"
+"""The character after the slash: everything below a folder sorts between `folder/` and `folder0`."""
+
+
+def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
+    rows = yield Statement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
+    if op.fresh and rows:
+        raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
+    if op.returns and rows:
+        yield from check_restored(op.uuid)
+    claimed = [str(row[0]) for row in rows]
+    missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
+    if not missing:
+        return
+    yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")
+    for each in missing:
+        if op.checked:
+            yield from _check(op, each)
+        yield Statement(
+            "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) "
+            "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared WHERE claims.shared > excluded.shared",
+            (each.key, op.uuid, int(each.shared)),
+        )
+
+
+def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
+    yield Statement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
+    for each in op.locations:
+        yield Statement(
+            "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) ON CONFLICT (location, uuid) DO NOTHING",
+            (each.key, op.uuid, _ALLOWED),
+        )
+
+
+def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
+    yield Statement(f"DELETE FROM claims WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
+
+
+def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
+    """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+    claims: dict[tuple[str, str], model.Claim] = {}
+    for key in keys:
+        above = yield from _above(key, uuid, shared=shared)
+        below = yield from _below(key, uuid, limit, shared=shared)
+        for claim in (*above, *below):
+            claims[claim.location, claim.uuid] = claim
+    return list(claims.values())
+
+
+def of(uuid: str) -> Steps[list[model.Claim]]:
+    rows = yield Statement("SELECT location, uuid, shared FROM claims WHERE uuid = $1 ORDER BY location", (uuid,))
+    return [_claim(row) for row in rows]
+
+
+def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
+    # A shared folder may be inside a shared folder of another, but not inside a location of another.
+    overlaps = yield from overlapping([location.key], op.uuid, 1, shared=not location.shared)
+    for claim in overlaps:
+        if claim.location == location.key and op.name and (yield from gave_up(claim.uuid, op.namespace, op.name)):
+            continue
+        raise BadRequest(
+            f"{location.what} {location.shown!r} overlaps the files of another table, view or function; choose "
+            "another, "
+            "or omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
+            "retention ends"
+        )
+
+
+def gave_up(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
+    """See the port. Writers of the namespace can restore the entry, so that its location gives them nothing new."""
+    rows = yield Statement(
+        "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
+        "AND NOT EXISTS (SELECT 1 FROM entries WHERE uuid = $1) "
+        "AND NOT EXISTS (SELECT 1 FROM dropped WHERE uuid = $1 AND (namespace <> $2 OR name <> $3))",
+        (uuid, pack(namespace), name),
+    )
+    return bool(rows)
+
+
+def check_restored(uuid: str) -> Steps[None]:
+    """CommitConflict when a live entry has claimed the location of the entry that is restored."""
+    yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")
+    rows = yield Statement(
+        "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "
+        "WHERE mine.uuid = $1 AND other.uuid <> $1 AND mine.shared + other.shared < 2 "
+        "AND EXISTS (SELECT 1 FROM entries WHERE uuid = other.uuid) LIMIT 1",
+        (uuid,),
+    )
+    if rows:
+        raise CommitConflict(
+            "Another entry was created in its location since it was dropped; drop and purge that entry first"
+        )
+
+
+def _above(key: str, uuid: str, *, shared: bool) -> Steps[list[model.Claim]]:
+    """Claims on `key` and on folders that contain it."""
+    folders, at = [key], len(key)
+    while (at := key.rfind("/", 0, at)) > 0:
+        folders.append(key[:at])
+    rows = yield Statement(
+        "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 AND shared <= $3",
+        (json.dumps(folders), uuid, int(shared)),
+    )
+    return [_claim(row) for row in rows]
+
+
+def _below(key: str, uuid: str, limit: int, *, shared: bool) -> Steps[list[model.Claim]]:
+    rows = yield Statement(
+        "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
+        "AND shared <= $4 ORDER BY location LIMIT $5",
+        (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, int(shared), limit),
+    )
+    return [_claim(row) for row in rows]
+
+
+def _is_within(key: str, folder: str) -> bool:
+    return key == folder or key.startswith(f"{folder}/")
+
+
+def _claim(row: Row) -> model.Claim:
+    return model.Claim(location=str(row[0]), uuid=str(row[1]), shared=row[2] == _SHARED, allowed=row[2] == _ALLOWED)

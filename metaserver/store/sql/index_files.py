@@ -1,0 +1,84 @@
+"""Operations on the registry of index files. Each first raises the table's index version, which serialises them.
+
+The row of the version is the lock: the second of two transactions on one table's index files waits there and then sees
+the result of the first. Commits to the table do not take it. A version is at least the time in milliseconds, so that
+the version of a table that is removed and registered again is greater than all earlier versions.
+"""
+
+from __future__ import annotations
+
+from seamark.metaserver.errors import CommitConflict, NotFound
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.model import IndexFileState
+from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.rows import INDEX_FILE, from_index_file, pack_json
+from seamark.metaserver.store.sql.statement import Statement, Steps, batches
+
+
+def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
+    yield from hold_table(op.uuid)
+    version = yield from _raise_version(op.uuid, op.now_ms)
+    there = yield from _definitions(op.uuid, [file.location for file in op.add])
+    for location, definition in there.items():
+        if definition != op.definition:
+            raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
+    if op.add and len(there) == len({file.location for file in op.add}):
+        return version  # a repeat; the files may have changed state since
+    removed = yield Statement(
+        "UPDATE index_files SET state = 'superseded', changed_ms = $2 WHERE location IN {each_of_1} AND uuid = $3 "
+        "AND definition = $4 AND state = 'live' RETURNING location",
+        (pack_json(op.remove), op.now_ms, op.uuid, op.definition),
+    )
+    if gone := sorted(set(op.remove) - {row[0] for row in removed}):
+        raise CommitConflict(f"The index file {gone[0]} is no longer live: another request replaced it first")
+    for values, params in batches([from_index_file(file) for file in op.add]):
+        yield Statement(
+            f"INSERT INTO index_files ({INDEX_FILE}) VALUES {values} ON CONFLICT (uuid, location) DO NOTHING",  # noqa: S608
+            params,
+        )
+    return version
+
+
+def quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
+    version = yield from _raise_version(op.uuid, op.now_ms)
+    rows = yield Statement(
+        "UPDATE index_files SET state = 'quarantined', changed_ms = $1, reason = $2 "
+        "WHERE uuid = $3 AND location = $4 AND state = 'live' RETURNING 1",
+        (op.now_ms, op.reason, op.uuid, op.location),
+    )
+    if not rows and (yield from _state(op.uuid, op.location)) is None:
+        raise NotFound(f"Index file is not registered: {op.location}")
+    return version
+
+
+def forget(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
+    version = yield from _raise_version(op.uuid, op.now_ms)
+    yield Statement(
+        "DELETE FROM index_files WHERE uuid = $1 AND location = $2 AND state <> 'live'", (op.uuid, op.location)
+    )
+    if (yield from _state(op.uuid, op.location)) is IndexFileState.LIVE:
+        raise CommitConflict(f"The index file {op.location} is live and used by plans; replace or quarantine it first")
+    return version
+
+
+def _raise_version(uuid: str, now_ms: int) -> Steps[int]:
+    rows = yield Statement(
+        "INSERT INTO index_versions (uuid, version) VALUES ($1, $2) ON CONFLICT (uuid) DO UPDATE SET version = "
+        "CASE WHEN index_versions.version < excluded.version THEN excluded.version "
+        "ELSE index_versions.version + 1 END RETURNING version",
+        (uuid, now_ms),
+    )
+    return int(rows[0][0])
+
+
+def _definitions(uuid: str, locations: list[str]) -> Steps[dict[str, str]]:
+    rows = yield Statement(
+        "SELECT location, definition FROM index_files WHERE location IN {each_of_1} AND uuid = $2",
+        (pack_json(locations), uuid),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def _state(uuid: str, location: str) -> Steps[IndexFileState | None]:
+    rows = yield Statement("SELECT state FROM index_files WHERE uuid = $1 AND location = $2", (uuid, location))
+    return IndexFileState(rows[0][0]) if rows else None

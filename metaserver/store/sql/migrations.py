@@ -1,0 +1,192 @@
+"""The schema as numbered migrations, and the generator that migrates a database.
+
+The rule: a released migration is never edited, only followed by another. The driver runs `migrate` in one transaction
+under a lock (SQLite: BEGIN EXCLUSIVE; PostgreSQL: an advisory lock), so that replicas may start together. A database
+with a newer version is refused: writing to it could break what the newer code relies on.
+"""
+
+from __future__ import annotations
+
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.store.sql.statement import SqlDialect, Statement, Steps
+
+_INSTANT_COLUMNS = """
+    position {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, action {text} NOT NULL, state {text} NOT NULL,
+    kind {text} NOT NULL, namespace {text} NOT NULL, name {text} NOT NULL, uuid {text} NOT NULL,
+    requested_ms {int} NOT NULL, completed_ms {int}, who {text} NOT NULL, snapshot_id {int},
+    metadata_location {text}, fingerprint {text}, summary {text} NOT NULL
+"""
+
+_ENTRY_COLUMNS = """
+    kind {text} NOT NULL, namespace {text} NOT NULL, name {text} NOT NULL, uuid {text} NOT NULL,
+    metadata_location {text} NOT NULL, previous_location {text}, version {int} NOT NULL,
+    created_ms {int} NOT NULL, updated_ms {int} NOT NULL
+"""
+
+_FIRST = (
+    """CREATE TABLE namespaces (
+        path {text} PRIMARY KEY, parent {text} NOT NULL, properties {text} NOT NULL, version {int} NOT NULL
+    ) {table}""",
+    "CREATE INDEX namespaces_by_parent ON namespaces (parent, path)",
+    # A name is unique within its `space`: tables and views share one, functions have another.
+    "CREATE TABLE entries (space {text} NOT NULL, "
+    + _ENTRY_COLUMNS
+    + ", PRIMARY KEY (namespace, space, name)) {table}",
+    "CREATE INDEX entries_by_kind ON entries (namespace, kind, name)",
+    "CREATE INDEX entries_by_uuid ON entries (uuid)",
+    "CREATE TABLE dropped (id {text} PRIMARY KEY, "
+    + _ENTRY_COLUMNS
+    + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL) {table}",
+    "CREATE INDEX dropped_by_uuid ON dropped (uuid)",
+    "CREATE INDEX dropped_by_namespace ON dropped (namespace, id)",
+    "CREATE INDEX dropped_by_expiry ON dropped (expires_ms, id)",
+    "CREATE TABLE instants (" + _INSTANT_COLUMNS + ") {table}",
+    "CREATE INDEX instants_by_uuid ON instants (uuid, position)",
+    "CREATE INDEX instants_by_name ON instants (namespace, name, position)",
+    "CREATE INDEX instants_by_fingerprint ON instants (uuid, fingerprint) WHERE fingerprint IS NOT NULL",
+    "CREATE INDEX instants_unfinished ON instants (state, position) WHERE state IN ('requested', 'inflight')",
+    "CREATE TABLE instants_archive (" + _INSTANT_COLUMNS + ") {table}",
+    "CREATE INDEX archive_by_uuid ON instants_archive (uuid, position)",
+    "CREATE INDEX archive_by_name ON instants_archive (namespace, name, position)",
+    "CREATE INDEX archive_by_fingerprint ON instants_archive (uuid, fingerprint) WHERE fingerprint IS NOT NULL",
+    """CREATE TABLE idempotency (
+        key {text} PRIMARY KEY, scope {text} NOT NULL, request_hash {text} NOT NULL, status {int} NOT NULL,
+        body {bytes}, metadata_location {text}, expires_ms {int} NOT NULL
+    ) {table}""",
+    "CREATE INDEX idempotency_by_expiry ON idempotency (expires_ms)",
+    """CREATE TABLE metrics (
+        id {text} PRIMARY KEY, uuid {text} NOT NULL, namespace {text} NOT NULL, name {text} NOT NULL,
+        report_type {text} NOT NULL, snapshot_id {int}, received_ms {int} NOT NULL, who {text} NOT NULL,
+        report {text} NOT NULL
+    ) {table}""",
+    "CREATE INDEX metrics_by_uuid ON metrics (uuid, id)",
+    "CREATE INDEX metrics_by_time ON metrics (received_ms)",
+    """CREATE TABLE tokens (
+        id {text} PRIMARY KEY, name {text} NOT NULL, digest {text} NOT NULL UNIQUE, created_ms {int} NOT NULL,
+        expires_ms {int}, revoked_ms {int}
+    ) {table}""",
+    "CREATE UNIQUE INDEX tokens_live ON tokens (name) WHERE revoked_ms IS NULL",
+    """CREATE TABLE grants (
+        principal {text} NOT NULL, namespace {text} NOT NULL, role {text} NOT NULL,
+        PRIMARY KEY (principal, namespace, role)
+    ) {table}""",
+    """CREATE TABLE audit (
+        id {text} PRIMARY KEY, at_ms {int} NOT NULL, who {text} NOT NULL, action {text} NOT NULL,
+        resource {text} NOT NULL, outcome {text} NOT NULL, status {int} NOT NULL, request_id {text} NOT NULL,
+        remote {text} NOT NULL
+    ) {table}""",
+    "CREATE INDEX audit_by_time ON audit (at_ms)",
+    "CREATE TABLE cursors (consumer {text} PRIMARY KEY, position {text} NOT NULL) {table}",
+    """CREATE TABLE leases (
+        name {text} PRIMARY KEY, holder {text} NOT NULL, until_ms {int} NOT NULL, fence {int} NOT NULL
+    ) {table}""",
+    "CREATE TABLE secrets (name {text} PRIMARY KEY, value {bytes} NOT NULL) {table}",
+)
+
+_FIRST_POSTGRES = (
+    "CREATE SEQUENCE instant_sequence",
+    "CREATE TABLE timeline_epoch (epoch BIGINT NOT NULL)",
+    "INSERT INTO timeline_epoch (epoch) VALUES (0)",
+)
+
+_INDEX_FILES = (
+    """CREATE TABLE index_files (
+        uuid {text} NOT NULL, location {text} NOT NULL, definition {text} NOT NULL, kind {text} NOT NULL,
+        level {int} NOT NULL, file_count {int} NOT NULL, row_count {int} NOT NULL, size_bytes {int} NOT NULL,
+        snapshot_id {int}, created_ms {int} NOT NULL, state {text} NOT NULL, changed_ms {int} NOT NULL, reason {text},
+        PRIMARY KEY (uuid, location)
+    ) {table}""",
+    "CREATE TABLE index_versions (uuid {text} PRIMARY KEY, version {int} NOT NULL) {table}",
+)
+
+_PRODUCERS = (
+    """CREATE TABLE producers (
+        uuid {text} NOT NULL, producer {text} NOT NULL, sequence {int} NOT NULL, snapshot_id {int},
+        changed_ms {int} NOT NULL, PRIMARY KEY (uuid, producer)
+    ) {table}""",
+)
+
+_PLAN_TABLES = (
+    # A row without a name is retired; its files are to be deleted.
+    """CREATE TABLE plan_tables (
+        id {text} PRIMARY KEY, namespace {text} NOT NULL, name {text}, of_name {text} NOT NULL, uuid {text} NOT NULL,
+        location {text} NOT NULL, files {text} NOT NULL, snapshot_id {int} NOT NULL, file_count {int} NOT NULL,
+        size_bytes {int} NOT NULL, considered_count {int} NOT NULL, considered_bytes {int}, expires_ms {int} NOT NULL
+    ) {table}""",
+    "CREATE UNIQUE INDEX plan_tables_by_name ON plan_tables (namespace, name)",
+    "CREATE INDEX plan_tables_by_expiry ON plan_tables (expires_ms) WHERE name IS NOT NULL",
+    "CREATE INDEX plan_tables_retired ON plan_tables (id) WHERE name IS NULL",
+)
+
+_CLAIMS = (
+    # Filled by the catalog, which can read the locations of older tables (`catalog/claims.py`).
+    """CREATE TABLE claims (
+        location {text} NOT NULL, uuid {text} NOT NULL, shared {int} NOT NULL, PRIMARY KEY (location, uuid)
+    ) {table}""",
+    "CREATE INDEX claims_by_uuid ON claims (uuid)",
+    "CREATE TABLE claim_turns (turn {int} NOT NULL)",
+    "INSERT INTO claim_turns (turn) VALUES (0)",
+)
+
+_PLAN_SNAPSHOTS = (
+    "ALTER TABLE plan_tables ADD COLUMN audience {text}",
+    "ALTER TABLE plan_tables ADD COLUMN shown_id {int}",
+    "ALTER TABLE plan_tables ADD COLUMN shown {text}",
+    "CREATE INDEX plan_tables_shown ON plan_tables (namespace, of_name, audience, expires_ms) "
+    "WHERE audience IS NOT NULL AND name IS NOT NULL",
+)
+
+_NO_PLAIN_SECRETS = (
+    # Old signing keys were not encrypted, so that a copy of the database was enough to sign. New keys are encrypted.
+    "DELETE FROM secrets",
+)
+
+MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
+    {"": _INDEX_FILES},
+    {"": _PRODUCERS},
+    {"": _PLAN_TABLES},
+    {"": _CLAIMS},
+    {"": _PLAN_SNAPSHOTS},
+    {"": _NO_PLAIN_SECRETS},
+)
+"""Step n is MIGRATIONS[n - 1]: statements for every database under "", and for one database under its dialect's
+name."""
+
+
+def migrate(dialect: SqlDialect) -> Steps[int]:
+    """Applies missing migrations; returns the version before. ConfigError for a newer or foreign database."""
+    yield Statement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
+    rows = yield Statement("SELECT version FROM schema_version")
+    if len(rows) > 1:
+        raise ConfigError("The database's schema_version table has several rows; restore the database from a backup")
+    version = int(rows[0][0]) if rows else 0
+    if version > len(MIGRATIONS):
+        raise ConfigError(
+            f"The database has schema version {version}, this server supports up to {len(MIGRATIONS)}; "
+            "start a server of at least the version that wrote the database"
+        )
+    if version < 0:
+        raise ConfigError(f"The database has the invalid schema version {version}; restore it from a backup")
+    for step in MIGRATIONS[version:]:
+        for sql in (*step.get("", ()), *step.get(dialect.name, ())):
+            yield Statement(sql)
+    if not rows:
+        yield Statement("INSERT INTO schema_version (version) VALUES ($1)", (len(MIGRATIONS),))
+    elif version < len(MIGRATIONS):
+        yield Statement("UPDATE schema_version SET version = $1", (len(MIGRATIONS),))
+    return version
+
+
+def renew_epoch() -> Steps[bool]:
+    """PostgreSQL only: whether the timeline started a new epoch, because its positions are ahead of the cluster.
+
+    Positions contain transaction ids. A dump that is restored into another cluster may meet smaller ids there, and new
+    instants would sort before those that readers have already seen.
+    """
+    rows = yield Statement(
+        "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE lpad(to_hex(epoch), 4, '0') "
+        "|| lpad(to_hex(pg_snapshot_xmax(pg_current_snapshot())::text::bigint), 16, '0') <= "
+        "greatest((SELECT max(position) FROM instants), (SELECT max(position) FROM instants_archive)) RETURNING 1"
+    )
+    return bool(rows)

@@ -1,0 +1,254 @@
+"""Operations on names: namespaces, and the tables, views and functions in them.
+
+A transaction that adds to a namespace locks it FOR KEY SHARE; a transaction that drops it locks it FOR UPDATE.
+Messages are those that Iceberg's tests compare (CatalogTests, ViewCatalogTests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from seamark.metaserver.errors import (
+    AlreadyExists,
+    CommitConflict,
+    NamespaceNotEmpty,
+    NoSuchFunction,
+    NoSuchNamespace,
+    NoSuchTable,
+    NoSuchView,
+    NotFound,
+)
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.sql.by_uuid import forget_unnamed
+from seamark.metaserver.store.sql.claims import check_restored
+from seamark.metaserver.store.sql.rows import (
+    DROPPED,
+    ENTRY,
+    from_entry,
+    pack,
+    pack_json,
+    space_of,
+    to_dropped,
+    to_entry,
+    unpack,
+)
+from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
+from seamark.metaserver.wire import show
+
+_TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
+_MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
+
+# Namespaces ----------------------------------------------------------------------------------------------------------
+
+
+def _hold_namespace(path: NamespacePath) -> Steps[None]:
+    """Keeps the namespace from being dropped until this transaction ends."""
+    rows = yield Statement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
+    if not rows:
+        raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
+
+
+def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]:
+    parent = op.path[:-1]
+    if parent:
+        yield from _hold_namespace(parent)
+    rows = yield Statement(
+        "INSERT INTO namespaces (path, parent, properties, version) VALUES ($1, $2, $3, 1) "
+        "ON CONFLICT (path) DO NOTHING RETURNING 1",
+        (pack(op.path), pack(parent), pack_json(op.properties)),
+    )
+    if not rows:
+        raise AlreadyExists(f"Namespace already exists: {show(op.path)}")
+
+
+def replace_namespace_properties(op: operations.ReplaceNamespaceProperties, now_ms: int) -> Steps[None]:
+    rows = yield Statement(
+        "UPDATE namespaces SET properties = $1, version = version + 1 WHERE path = $2 AND version = $3 RETURNING 1",
+        (pack_json(op.properties), pack(op.path), op.expected_version),
+    )
+    if not rows:
+        yield from _hold_namespace(op.path)
+        raise CommitConflict(f"Namespace {show(op.path)} was changed by another request; read it again and retry")
+
+
+def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
+    path = pack(op.path)
+    rows = yield Statement("SELECT 1 FROM namespaces WHERE path = $1", (path,), lock="UPDATE")
+    if not rows:
+        raise NoSuchNamespace(f"Namespace does not exist: {show(op.path)}")
+    rows = yield Statement(
+        "SELECT 1 FROM entries WHERE namespace = $1 UNION ALL SELECT 1 FROM namespaces WHERE parent = $1 LIMIT 1",
+        (path,),
+    )
+    if rows:
+        raise NamespaceNotEmpty(
+            f"Namespace {show(op.path)} is not empty: drop its tables, views, functions and child namespaces first"
+        )
+    yield Statement("DELETE FROM namespaces WHERE path = $1", (path,))
+
+
+# Entries -------------------------------------------------------------------------------------------------------------
+
+
+def _missing(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
+    return _MISSING[kind](f"{_TITLES[kind]} does not exist: {show(path, name)}")
+
+
+def _taken(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
+    same = " with same name" if existing is not requested else ""
+    return AlreadyExists(f"{_TITLES[existing]}{same} already exists: {show(path, name)}")
+
+
+def _put_entry(
+    entry: Entry, taken: Callable[[EntryKind, EntryKind, NamespacePath, str], Exception] = _taken
+) -> Steps[None]:
+    """Inserts the entry, or raises the error that `taken` returns for the existing kind."""
+    yield from _hold_namespace(entry.namespace)
+    space = space_of(entry.kind)
+    # The existing entry may be gone when its kind is read: then the insert is tried again.
+    for _ in range(3):
+        rows = yield Statement(
+            f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
+            "ON CONFLICT (namespace, space, name) DO NOTHING RETURNING 1",
+            (space, *from_entry(entry)),
+        )
+        if rows:
+            return
+        rows = yield Statement(
+            "SELECT kind FROM entries WHERE namespace = $1 AND space = $2 AND name = $3",
+            (pack(entry.namespace), space, entry.name),
+        )
+        if rows:
+            raise taken(entry.kind, EntryKind(rows[0][0]), entry.namespace, entry.name)
+    raise CommitConflict(f"{show(entry.namespace, entry.name)} is created and dropped by other requests; try again")
+
+
+def _take_entry(
+    kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
+) -> Steps[Entry]:
+    """Removes the row if it is the expected one, and returns it."""
+    params = [pack(path), space_of(kind), name, kind.value]
+    sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
+    for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
+        if expected is not None:
+            params.append(expected)
+            sql += f" AND {column} = ${len(params)}"
+    rows = yield Statement(f"{sql} RETURNING {ENTRY}", tuple(params))
+    if not rows:
+        yield from _require_entry(kind, path, name)
+        raise CommitConflict(f"{_TITLES[kind]} {show(path, name)} was changed by another request; read it and retry")
+    return to_entry(rows[0])
+
+
+def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
+    """(uuid, metadata_location) of an existing entry."""
+    rows = yield Statement(
+        "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
+        (pack(path), space_of(kind), name, kind.value),
+    )
+    if not rows:
+        raise _missing(kind, path, name)
+    return rows[0]
+
+
+def create_entry(op: operations.CreateEntry, now_ms: int) -> Steps[None]:
+    yield from _put_entry(op.entry)
+
+
+def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
+    rows = yield Statement(
+        "UPDATE entries SET previous_location = metadata_location, metadata_location = $1, version = version + 1, "
+        "updated_ms = $2 WHERE namespace = $3 AND space = $4 AND name = $5 AND kind = $6 AND uuid = $7 "
+        "AND metadata_location = $8 RETURNING 1",
+        (
+            op.new_location,
+            op.now_ms,
+            pack(op.namespace),
+            space_of(op.kind),
+            op.name,
+            op.kind.value,
+            op.uuid,
+            op.expected_location,
+        ),
+    )
+    if rows:
+        return
+    uuid, _ = yield from _require_entry(op.kind, op.namespace, op.name)
+    what = f"{_TITLES[op.kind]} {show(op.namespace, op.name)}"
+    if uuid != op.uuid:
+        raise CommitConflict(f"{what} was dropped and created again (its uuid is {uuid}, not {op.uuid}); load it again")
+    raise CommitConflict(f"{what} was changed by another commit; refresh and retry")
+
+
+def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
+    def taken(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
+        return AlreadyExists(
+            f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
+        )
+
+    # Deleted and inserted: an UPDATE of the key could violate the primary key, which aborts the transaction.
+    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
+    yield from _put_entry(_moved(entry, op.to_namespace, op.to_name), taken)
+
+
+def _moved(entry: Entry, path: NamespacePath, name: str) -> Entry:
+    return Entry(
+        kind=entry.kind,
+        namespace=path,
+        name=name,
+        uuid=entry.uuid,
+        metadata_location=entry.metadata_location,
+        previous_location=entry.previous_location,
+        version=entry.version,
+        created_ms=entry.created_ms,
+        updated_ms=entry.updated_ms,
+    )
+
+
+def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
+    entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
+    if op.keep is None:
+        yield from forget_unnamed(entry.uuid)
+        return
+    rows = yield Statement(
+        f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
+        (
+            op.keep.id,
+            *from_entry(entry),
+            int(op.keep.purge),
+            op.keep.dropped_ms,
+            op.keep.expires_ms,
+            op.keep.who,
+        ),
+    )
+    if not rows:
+        raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")
+
+
+def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
+    rows = yield Statement(
+        f"DELETE FROM dropped WHERE id = $1 AND expires_ms > $2 RETURNING {DROPPED}",  # noqa: S608
+        (op.dropped_id, now_ms),
+    )
+    if not rows:
+        raise NotFound(f"Dropped entry does not exist or its retention has ended: {op.dropped_id}")
+    entry = to_dropped(rows[0]).entry
+    yield from check_restored(entry.uuid)
+    yield from _put_entry(_moved(entry, op.namespace, op.name))
+
+
+_NAMED = ("entries", "dropped")
+
+
+def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
+    rows = yield Statement("DELETE FROM dropped WHERE id = $1 RETURNING uuid", (op.dropped_id,))
+    if not rows:
+        raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
+    if op.unshared:
+        # In one statement: an entry that is restored between two statements would be in neither result.
+        others = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
+        live = yield Statement(f"{others} LIMIT 1", (rows[0][0],))
+        if live:
+            raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
+    yield from forget_unnamed(rows[0][0], purged=op.unshared)

@@ -1,0 +1,71 @@
+"""Operations on plan tables: the names of plans, their leases, and the files to delete.
+
+A row has its name until it is retired; then it only lists files that are not deleted yet. The name is then free for a
+plan with other files, and files are still known after a crash.
+"""
+
+from __future__ import annotations
+
+from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.sql.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
+from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
+
+
+def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.PlanTable]:
+    rows = yield Statement(
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({placeholders(16)}) "  # noqa: S608
+        "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
+        "CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
+        f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",
+        from_plan_table(op.plan),
+    )
+    return to_plan_table(rows[0])
+
+
+def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
+    rows = yield Statement(
+        "UPDATE plan_tables SET expires_ms = CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END "
+        "WHERE id = $2 AND name IS NOT NULL RETURNING 1",
+        (op.expires_ms, op.id),
+    )
+    return bool(rows)
+
+
+def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
+    new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
+    count = 0
+    for shown_id in op.shown_ids:
+        rows = yield Statement(
+            f"UPDATE plan_tables SET expires_ms = {new} WHERE namespace = $2 AND of_name = $3 AND audience = $4 "  # noqa: S608
+            "AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
+            (op.expires_ms, pack(op.namespace), op.of_name, op.audience, shown_id),
+        )
+        count += len(rows)
+    return count
+
+
+def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
+    dropped = 0
+    for shown_id in op.shown_ids:
+        rows = yield Statement(
+            "UPDATE plan_tables SET name = NULL WHERE namespace = $1 AND of_name = $2 AND shown_id = $3 "
+            "AND audience IS NOT NULL AND name IS NOT NULL RETURNING 1",
+            (pack(op.namespace), op.of_name, shown_id),
+        )
+        dropped += len(rows)
+    return dropped
+
+
+def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
+    # The condition occurs twice: under READ COMMITTED a row of the subquery may be renewed before the update.
+    rows = yield Statement(
+        "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
+        "(SELECT id FROM plan_tables WHERE expires_ms < $1 AND name IS NOT NULL ORDER BY expires_ms LIMIT $2) "
+        "RETURNING 1",
+        (op.before_ms, op.limit),
+    )
+    return len(rows)
+
+
+def forget(op: operations.ForgetPlanTable, now_ms: int) -> Steps[None]:
+    yield Statement("DELETE FROM plan_tables WHERE id = $1 AND name IS NULL", (op.id,))

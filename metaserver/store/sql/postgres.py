@@ -1,0 +1,264 @@
+"""The pointer store on PostgreSQL: an asyncpg pool, for any number of server replicas.
+
+The rules:
+- READ COMMITTED; every change is conditional in its statement (see `operations`), so that no replica relies on earlier
+  reads. Deadlocks and serialization failures roll the transaction back, which is then run again from its generator.
+- A connection lost before COMMIT was sent: nothing happened; retried on another. Lost after: CommitUnknown.
+- Every wait is bounded: for a connection and for a statement (also on the server, so that locks are released).
+- Error messages never contain the URL, which may contain a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import (
+    BadRequest,
+    CommitUnknown,
+    ConfigError,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+)
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.migrations import migrate, renew_epoch
+from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES, Steps
+
+T = TypeVar("T")
+
+ATTEMPTS = 6
+"""The number of runs of a transaction that deadlocks or loses its connection before COMMIT."""
+CONNECT_TIMEOUT_S = 10.0
+"""The limit for one connection, and for waiting on a server that is still starting."""
+ROLLBACK_TIMEOUT_S = 5.0
+"""The limit for resetting a connection; after it, the connection is closed."""
+MIGRATION_LOCK = 0x5EA_3A4C
+"""The key of the advisory lock that serialises migrations of replicas."""
+
+_translate = POSTGRES.translator()
+
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # an idle connection that the server has shut down is used before it is seen closed
+    OSError,  # includes TimeoutError and ConnectionError
+)
+_UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+_REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+
+
+@asynccontextmanager
+async def open_postgres(
+    dsn: str, *, clock: Clock, pool_min: int = 1, pool_max: int = 10, timeout_s: float = 30.0
+) -> AsyncIterator[PointerStore]:
+    """Migrates the schema. ConfigError if the server refuses the credentials or the database is unsuitable; RetryLater
+    if it does not answer. `timeout_s` bounds each statement and each wait for a connection."""
+    where = _describe(dsn)
+    pool = await _open_pool(dsn, where, pool_min, pool_max, timeout_s)
+    try:
+        await _prepare(pool, where)
+        yield _PostgresStore(pool, clock, where, pool_max, timeout_s)
+    finally:
+        try:
+            await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
+        except TimeoutError:
+            pool.terminate()
+
+
+def _describe(dsn: str) -> str:
+    """Host, port and database, for messages."""
+    try:
+        parts = urlsplit(dsn)
+        return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+    except ValueError:
+        raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
+
+
+async def _no_reset(connection: Any) -> None:
+    """Sessions have no state to reset, so that a connection returns to the pool without a round trip."""
+
+
+async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_s: float) -> Any:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CONNECT_TIMEOUT_S
+    milliseconds = str(max(1, int(timeout_s * 1000)))
+    while True:
+        try:
+            return await asyncpg.create_pool(
+                dsn,
+                min_size=min(pool_min, pool_max),
+                max_size=pool_max,
+                # The server's limit is shorter, because only the server releases locks.
+                command_timeout=timeout_s + 5,
+                timeout=CONNECT_TIMEOUT_S,
+                reset=_no_reset,
+                statement_cache_size=512,
+                server_settings={
+                    "application_name": APPLICATION_NAME,
+                    "default_transaction_isolation": "read committed",
+                    "idle_in_transaction_session_timeout": milliseconds,
+                    "statement_timeout": milliseconds,
+                    "synchronous_commit": "on",
+                },
+            )
+        except _REFUSED as error:
+            raise ConfigError(f"{where} refuses the connection: {error}") from None
+        except (ValueError, asyncpg.ClientConfigurationError):
+            raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
+        except _LOST as error:
+            if loop.time() > deadline:
+                raise RetryLater(f"{where} does not answer ({type(error).__name__})") from None
+            await asyncio.sleep(0.2)
+        except asyncpg.PostgresError as error:
+            raise ConfigError(f"{where} cannot be used: {error}") from None
+
+
+async def _prepare(pool: Any, where: str) -> None:
+    try:
+        async with pool.acquire() as connection:
+            if connection.get_server_version().major < 13:
+                raise ConfigError(f"{where} is too old; version 13 or newer is required")
+            if connection.get_settings().server_encoding != "UTF8":
+                raise ConfigError(f"{where}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+                await _drive(connection, migrate(POSTGRES))
+                await _drive(connection, renew_epoch())
+    except asyncpg.PostgresError as error:
+        raise ConfigError(f"{where}: the migration of the schema failed: {error}") from None
+    except _LOST as error:
+        raise RetryLater(f"{where} does not answer ({type(error).__name__})") from None
+
+
+async def _drive(connection: Any, steps: Steps[T]) -> T:
+    """Runs a generator to its end on this connection."""
+    try:
+        statement = next(steps)
+        while True:
+            rows = await connection.fetch(_translate(statement.sql, statement.lock), *statement.params)
+            statement = steps.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class _PostgresStore(DrivenStore):
+    def __init__(self, pool: Any, clock: Clock, where: str, pool_max: int, timeout_s: float) -> None:
+        super().__init__(clock)
+        self._pool = pool
+        self._where = where
+        self._pool_max = pool_max
+        self._timeout_s = timeout_s
+
+    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(self._transaction, begin)
+
+    async def _point(self, begin: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_drive_begun, begin)
+
+    async def _list(self, begin: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_drive_begun, begin)
+
+    async def _run_with_retries(
+        self, run: Callable[[Any, Callable[[], Steps[T]]], Any], begin: Callable[[], Steps[T]]
+    ) -> T:
+        """Runs it on a connection, again when that is certainly safe, and classifies failures."""
+        for attempt in range(ATTEMPTS):
+            connection = await self._acquire()
+            try:
+                result: T = await run(connection, begin)
+                return result
+            except _UNDONE:
+                await asyncio.sleep(self._jitter_s(attempt))
+            except (asyncpg.PostgresError, *_LOST) as error:
+                if not _is_lost(error):
+                    raise self._error(error) from error
+                _terminate(connection)  # the pool would reuse it, or wait for a server that does not answer
+                if isinstance(error, TimeoutError):
+                    raise RetryLater(f"{self._where} took longer than {self._timeout_s:g} s") from error
+            finally:
+                await self._release(connection)
+        raise RetryLater(f"{self._where}: the transaction was rolled back {ATTEMPTS} times; retry")
+
+    async def _acquire(self) -> Any:
+        try:
+            return await self._pool.acquire(timeout=self._timeout_s)
+        except TimeoutError:
+            raise RetryLater(f"All {self._pool_max} connections to {self._where} are busy; retry") from None
+        except asyncpg.TooManyConnectionsError:
+            raise RetryLater(f"{self._where} accepts no more connections; retry") from None
+        except (*_LOST, asyncpg.PostgresError) as error:
+            raise RetryLater(f"{self._where} does not answer ({type(error).__name__})") from None
+
+    async def _release(self, connection: Any) -> None:
+        """Never fails: the outcome of the transaction is known and must be returned."""
+        try:
+            await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
+        except (asyncpg.PostgresError, *_LOST):
+            _terminate(connection)
+
+    async def _transaction(self, connection: Any, begin: Callable[[], Steps[T]]) -> T:
+        await connection.execute("BEGIN")
+        try:
+            result = await _drive(connection, begin())
+        except BaseException:
+            await _roll_back(connection)
+            raise
+        try:
+            await connection.execute("COMMIT")
+        except asyncio.CancelledError:
+            # asyncpg has sent a cancel request to the server; its result is unknown.
+            _terminate(connection)
+            raise
+        except _LOST as error:
+            _terminate(connection)
+            raise CommitUnknown(f"{self._where} was lost while committing ({type(error).__name__})") from error
+        return result
+
+    def _jitter_s(self, attempt: int) -> float:
+        return float(0.005 * 2**attempt * (1 + self._clock.random_bytes(1)[0] / 255))
+
+    def _error(self, error: Exception) -> SeamarkError:
+        """The error for the caller after a failure of PostgreSQL that changed nothing."""
+        if isinstance(error, (asyncpg.DataError, ValueError)):
+            return BadRequest("A value does not fit the database: integers have 64 bits, text contains no NUL")
+        if isinstance(error, (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)):
+            return RetryLater(f"{self._where} took longer than {self._timeout_s:g} s")
+        if isinstance(error, (asyncpg.InsufficientResourcesError, asyncpg.ReadOnlySQLTransactionError)):
+            return RetryLater(f"{self._where} cannot write now: {error}", retry_after_s=10)
+        return StorageError(f"{self._where} failed: {error}")
+
+
+async def _drive_begun(connection: Any, begin: Callable[[], Steps[T]]) -> T:
+    return await _drive(connection, begin())
+
+
+def _is_lost(error: Exception) -> bool:
+    """asyncpg reports an unsuitable parameter as an InterfaceError that is also a ValueError."""
+    return isinstance(error, _LOST) and not isinstance(error, ValueError)
+
+
+async def _roll_back(connection: Any) -> None:
+    """Closes a connection whose transaction cannot be ended, which also ends it."""
+    try:
+        await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
+    except (asyncpg.PostgresError, *_LOST):
+        _terminate(connection)
+
+
+def _terminate(connection: Any) -> None:
+    """Closes the connection; silent if the pool has already removed a broken connection."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()

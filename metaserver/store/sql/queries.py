@@ -1,0 +1,388 @@
+"""The reads: one generator each. Rows come from a single statement, so that every read is consistent.
+
+Limits and order are part of the statement; the driver only decides where it runs.
+"""
+
+from __future__ import annotations
+
+from seamark.metaserver.store.model import (
+    AuditRecord,
+    DroppedEntry,
+    Entry,
+    EntryKind,
+    Grant,
+    IdempotencyRecord,
+    Instant,
+    InstantState,
+    MetricsReport,
+    Namespace,
+    NamespacePath,
+    PlanTable,
+    ProducerState,
+    RegisteredIndexFile,
+    ShownPlan,
+    Token,
+)
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql.rows import (
+    AUDIT,
+    DROPPED,
+    ENTRY,
+    IDEMPOTENCY,
+    INDEX_FILE,
+    INSTANT,
+    METRICS,
+    NAMED,
+    PLAN_TABLE,
+    PRODUCER,
+    TOKEN,
+    pack,
+    space_of,
+    to_audit,
+    to_dropped,
+    to_entry,
+    to_idempotency,
+    to_index_file,
+    to_instant,
+    to_metrics,
+    to_namespace,
+    to_plan_table,
+    to_producer,
+    to_token,
+    unpack,
+)
+from seamark.metaserver.store.sql.statement import Statement, Steps
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+
+_UNFINISHED = (InstantState.REQUESTED, InstantState.INFLIGHT)
+
+
+def ping() -> Steps[None]:
+    yield Statement("SELECT version FROM schema_version")
+
+
+def namespace(path: NamespacePath) -> Steps[Namespace | None]:
+    rows = yield Statement("SELECT path, properties, version FROM namespaces WHERE path = $1", (pack(path),))
+    return to_namespace(rows[0]) if rows else None
+
+
+def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[Namespace]]:
+    prefix = pack(parent) + NAMESPACE_SEPARATOR if parent else ""
+    rows = yield Statement(
+        "SELECT path, properties, version FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3",
+        (pack(parent), prefix + (after or ""), limit),
+    )
+    return [to_namespace(row) for row in rows]
+
+
+def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:
+    rows = yield Statement(
+        f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",  # noqa: S608
+        (pack(path), space_of(kind), name, kind.value),
+    )
+    return to_entry(rows[0]) if rows else None
+
+
+def entries(kind: EntryKind, path: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
+    rows = yield Statement(
+        f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4",  # noqa: S608
+        (pack(path), kind.value, after or "", limit),
+    )
+    return [to_entry(row) for row in rows]
+
+
+def dropped(path: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
+    if path is None:
+        rows = yield Statement(
+            f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2",  # noqa: S608
+            (after or "", limit),
+        )
+    else:
+        rows = yield Statement(
+            f"SELECT {DROPPED} FROM dropped WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3",  # noqa: S608
+            (pack(path), after or "", limit),
+        )
+    return [to_dropped(row) for row in rows]
+
+
+def dropped_entry(dropped_id: str) -> Steps[DroppedEntry | None]:
+    rows = yield Statement(f"SELECT {DROPPED} FROM dropped WHERE id = $1", (dropped_id,))  # noqa: S608
+    return to_dropped(rows[0]) if rows else None
+
+
+def dropped_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
+    rows = yield Statement(
+        f"SELECT {DROPPED} FROM dropped WHERE expires_ms <= $1 ORDER BY expires_ms, id LIMIT $2",  # noqa: S608
+        (now_ms, limit),
+    )
+    return [to_dropped(row) for row in rows]
+
+
+def indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
+    rows = yield Statement(
+        f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
+        "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name",
+        (after or "", limit),
+    )
+    return [to_entry(row) for row in rows]
+
+
+def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndexFile]]:
+    rows = yield Statement(
+        f"SELECT {INDEX_FILE} FROM index_files WHERE state <> 'live' AND changed_ms < $1 "  # noqa: S608
+        "ORDER BY changed_ms, location LIMIT $2",
+        (before_ms, limit),
+    )
+    return [to_index_file(row) for row in rows]
+
+
+def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
+    rows = yield Statement(
+        f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location",  # noqa: S608
+        (uuid,),
+    )
+    return [to_index_file(row) for row in rows]
+
+
+def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
+    rows = yield Statement(
+        f"SELECT {PRODUCER} FROM producers WHERE uuid = $1 AND producer = $2",  # noqa: S608
+        (uuid, name),
+    )
+    return to_producer(rows[0]) if rows else None
+
+
+def plan_table(path: NamespacePath, name: str) -> Steps[PlanTable | None]:
+    rows = yield Statement(
+        f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2",  # noqa: S608
+        (pack(path), name),
+    )
+    return to_plan_table(rows[0]) if rows else None
+
+
+def plan_snapshots(
+    path: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
+) -> Steps[list[ShownPlan]]:
+    rows = yield Statement(
+        "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
+        "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
+        "ORDER BY expires_ms DESC LIMIT $6",
+        (pack(path), of_name, audience, uuid, now_ms, limit),
+    )
+    return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
+
+
+def plan_table_count(now_ms: int) -> Steps[int]:
+    rows = yield Statement("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", (now_ms,))
+    return int(rows[0][0])
+
+
+def plan_tables_retired(after: str | None, limit: int) -> Steps[list[PlanTable]]:
+    rows = yield Statement(
+        f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2",  # noqa: S608
+        (after or "", limit),
+    )
+    return [to_plan_table(row) for row in rows]
+
+
+def instant(instant_id: str) -> Steps[Instant | None]:
+    rows = yield Statement(
+        f"SELECT {INSTANT} FROM instants WHERE id = $1 "  # noqa: S608
+        f"UNION ALL SELECT {INSTANT} FROM instants_archive WHERE id = $1",
+        (instant_id,),
+    )
+    return to_instant(rows[0]) if rows else None
+
+
+def names_of(uuid: str) -> Steps[int]:
+    live, dropped = (f"(SELECT count(*) FROM {table} WHERE uuid = $1)" for table in ("entries", "dropped"))  # noqa: S608
+    rows = yield Statement(f"SELECT {live} + {dropped}", (uuid,))
+    return int(rows[0][0])
+
+
+def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
+    sources = " UNION ALL ".join(
+        f"SELECT {ENTRY} FROM {table} WHERE uuid > $1 "  # noqa: S608
+        f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
+        for table in ("entries", "dropped")
+    )
+    rows = yield Statement(f"{sources} ORDER BY uuid LIMIT $2", (after, limit))
+    return [to_entry(row) for row in rows]
+
+
+def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
+    # The literal "IS NOT NULL" lets both query planners use the partial index.
+    where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
+    rows = yield Statement(
+        f"SELECT {INSTANT} FROM instants WHERE {where} UNION ALL "  # noqa: S608
+        f"SELECT {INSTANT} FROM instants_archive WHERE {where} ORDER BY position DESC LIMIT 1",
+        (uuid, fingerprint),
+    )
+    return to_instant(rows[0]) if rows else None
+
+
+def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
+    """Live and archived rows in one statement, so that a row that is archived concurrently is seen exactly once.
+
+    The watermark is read before, in a separate statement: transactions in progress then are above it, and those that
+    had ended are visible to the next statement.
+    """
+    watermark = yield Statement("SELECT {watermark}")
+    terms, params = ["position < $1"], [watermark[0][0]]
+
+    def term(sql: str, value: object) -> None:
+        params.append(value)
+        terms.append(f"{sql} ${len(params)}")
+
+    if where.since is not None:
+        term("position <" if where.newest_first else "position >", where.since)
+    if where.uuid is not None:
+        term("uuid =", where.uuid)
+    if where.namespace is not None:
+        term("namespace =", pack(where.namespace))
+    if where.name is not None:
+        term("name =", where.name)
+    if where.action is not None:
+        term("action =", where.action)
+    if where.state is not None:
+        term("state =", where.state.value)
+        if where.state in _UNFINISHED:
+            terms.append("state IN ('requested', 'inflight')")
+    params.append(limit)
+    conditions = " AND ".join(terms)
+    tail = f"ORDER BY position {'DESC' if where.newest_first else 'ASC'} LIMIT ${len(params)}"
+    sql = f"SELECT {INSTANT} FROM instants WHERE {conditions} {tail}"  # noqa: S608
+    if where.archived and where.state not in _UNFINISHED:
+        archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {tail}"  # noqa: S608
+        sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {tail}"  # noqa: S608
+    rows = yield Statement(sql, tuple(params))
+    return [to_instant(row) for row in rows]
+
+
+def archivable(keep: int, limit: int) -> Steps[list[str]]:
+    """Ids of finished instants except each table's newest `keep`, oldest first."""
+    rows = yield Statement(
+        "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS place "
+        "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "
+        "WHERE place > $1 ORDER BY position LIMIT $2",
+        (keep, limit),
+    )
+    return [row[0] for row in rows]
+
+
+def idempotency(key: str, now_ms: int) -> Steps[IdempotencyRecord | None]:
+    rows = yield Statement(
+        f"SELECT {IDEMPOTENCY} FROM idempotency WHERE key = $1 AND expires_ms > $2",  # noqa: S608
+        (key, now_ms),
+    )
+    return to_idempotency(rows[0]) if rows else None
+
+
+def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[list[MetricsReport]]:
+    if uuid is None:
+        rows = yield Statement(
+            f"SELECT {METRICS} FROM metrics WHERE id > $1 ORDER BY id LIMIT $2",  # noqa: S608
+            (since or "", limit),
+        )
+    else:
+        rows = yield Statement(
+            f"SELECT {METRICS} FROM metrics WHERE uuid = $1 AND id > $2 ORDER BY id LIMIT $3",  # noqa: S608
+            (uuid, since or "", limit),
+        )
+    return [to_metrics(row) for row in rows]
+
+
+def token_by_digest(digest: str) -> Steps[Token | None]:
+    """Also an expired or revoked token; the caller checks that."""
+    rows = yield Statement(f"SELECT {TOKEN} FROM tokens WHERE digest = $1", (digest,))  # noqa: S608
+    return to_token(rows[0]) if rows else None
+
+
+def tokens() -> Steps[list[Token]]:
+    rows = yield Statement(f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
+    return [to_token(row) for row in rows]
+
+
+def grants(principal: str | None) -> Steps[list[Grant]]:
+    if principal is None:
+        rows = yield Statement("SELECT principal, role, namespace FROM grants ORDER BY principal, namespace, role")
+    else:
+        rows = yield Statement(
+            "SELECT principal, role, namespace FROM grants WHERE principal = $1 ORDER BY namespace, role", (principal,)
+        )
+    return [Grant(row[0], row[1], unpack(row[2])) for row in rows]
+
+
+def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
+    rows = yield Statement(
+        f"SELECT {AUDIT} FROM audit WHERE id > $1 ORDER BY id LIMIT $2",  # noqa: S608
+        (since or "", limit),
+    )
+    return [to_audit(row) for row in rows]
+
+
+def secret(name: str) -> Steps[bytes | None]:
+    rows = yield Statement("SELECT value FROM secrets WHERE name = $1", (name,))
+    return bytes(rows[0][0]) if rows else None
+
+
+def cursor(consumer: str) -> Steps[str | None]:
+    rows = yield Statement("SELECT position FROM cursors WHERE consumer = $1", (consumer,))
+    return str(rows[0][0]) if rows else None
+
+
+def violations() -> Steps[list[str]]:
+    """Violations of the store's invariants, one line each; empty for a sound database."""
+    lines = []
+    for what, sql in _INVARIANTS:
+        rows = yield Statement(sql)
+        lines += [f"{what}: {row[0]!r}" for row in rows]
+    return lines
+
+
+_INVARIANTS = (
+    (
+        "namespace without its parent",
+        "SELECT path FROM namespaces AS child WHERE parent <> '' "
+        "AND NOT EXISTS (SELECT 1 FROM namespaces AS up WHERE up.path = child.parent)",
+    ),
+    (
+        "namespace whose path does not start with its parent",
+        "SELECT path FROM namespaces WHERE parent <> '' AND substr(path, 1, length(parent) + 1) <> parent || '\x1f'",
+    ),
+    (
+        "entry without its namespace",
+        "SELECT uuid FROM entries WHERE NOT EXISTS (SELECT 1 FROM namespaces WHERE path = entries.namespace)",
+    ),
+    (
+        "entry in the wrong space of names",
+        "SELECT uuid FROM entries WHERE (space = 'function') <> (kind = 'function')",
+    ),
+    (
+        "entry with an impossible version",
+        "SELECT uuid FROM entries WHERE version < 1",
+    ),
+    (
+        "instant both live and archived",
+        "SELECT id FROM instants WHERE id IN (SELECT id FROM instants_archive) "
+        "OR position IN (SELECT position FROM instants_archive)",
+    ),
+    (
+        "index file of a table without a name",
+        "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM entries) "
+        "AND uuid NOT IN (SELECT uuid FROM dropped)",
+    ),
+    (
+        "index file without its table's index version",
+        "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM index_versions)",
+    ),
+    (
+        "producer of a table without a name",
+        "SELECT producer FROM producers WHERE uuid NOT IN (SELECT uuid FROM entries) "
+        "AND uuid NOT IN (SELECT uuid FROM dropped)",
+    ),
+    (
+        "unfinished instant in the archive",
+        "SELECT id FROM instants_archive WHERE state IN ('requested', 'inflight')",
+    ),
+)

@@ -1,0 +1,173 @@
+"""Operations on rows without a name: idempotency, metrics, tokens, grants, audit, cursors, leases and secrets."""
+
+from __future__ import annotations
+
+from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
+from seamark.metaserver.store import operations, port
+from seamark.metaserver.store.sql.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
+from seamark.metaserver.store.sql.statement import Statement, Steps, batches, placeholders
+from seamark.metaserver.wire import show
+
+
+def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
+    record = op.record
+    rows = yield Statement(
+        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({placeholders(7)}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
+        "scope = excluded.scope, request_hash = excluded.request_hash, status = excluded.status, "
+        "body = excluded.body, metadata_location = excluded.metadata_location, expires_ms = excluded.expires_ms "
+        "WHERE idempotency.expires_ms <= $8 RETURNING 1",
+        (
+            record.key,
+            record.scope,
+            record.request_hash,
+            record.status,
+            record.body,
+            record.metadata_location,
+            record.expires_ms,
+            now_ms,
+        ),
+    )
+    if not rows:
+        raise port.IdempotencyTaken(record.key)
+
+
+def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
+    report = op.report
+    yield Statement(
+        f"INSERT INTO metrics ({METRICS}) VALUES ({placeholders(9)}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
+        (
+            report.id,
+            report.uuid,
+            pack(report.namespace),
+            report.name,
+            report.report_type,
+            report.snapshot_id,
+            report.received_ms,
+            report.who,
+            pack_json(report.report),
+        ),
+    )
+    if op.keep is not None:
+        yield Statement(
+            "DELETE FROM metrics WHERE uuid = $1 AND id <= "
+            "(SELECT id FROM metrics WHERE uuid = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
+            (report.uuid, op.keep),
+        )
+
+
+def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
+    token = op.token
+    # An expired token does not reserve its name.
+    yield Statement(
+        "UPDATE tokens SET revoked_ms = expires_ms WHERE name = $1 AND revoked_ms IS NULL AND expires_ms <= $2",
+        (token.name, now_ms),
+    )
+    rows = yield Statement(
+        f"INSERT INTO tokens ({TOKEN}) VALUES ({placeholders(6)}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
+        (token.id, token.name, token.digest, token.created_ms, token.expires_ms, token.revoked_ms),
+    )
+    if not rows:
+        raise AlreadyExists(f"Token already exists: {token.name}")
+
+
+def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
+    rows = yield Statement(
+        "UPDATE tokens SET revoked_ms = $1 WHERE name = $2 AND revoked_ms IS NULL "
+        "AND (expires_ms IS NULL OR expires_ms > $1) RETURNING 1",
+        (op.now_ms, op.name),
+    )
+    if not rows:
+        raise NotFound(f"Token does not exist or is no longer valid: {op.name}")
+
+
+def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
+    yield Statement(
+        "INSERT INTO grants (principal, namespace, role) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+        (op.grant.principal, pack(op.grant.namespace), op.grant.role),
+    )
+
+
+def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
+    rows = yield Statement(
+        "DELETE FROM grants WHERE principal = $1 AND namespace = $2 AND role = $3 RETURNING 1",
+        (op.grant.principal, pack(op.grant.namespace), op.grant.role),
+    )
+    if not rows:
+        where = show(op.grant.namespace) or "the whole catalog"
+        raise NotFound(f"Grant does not exist: {op.grant.role} for {op.grant.principal} on {where}")
+
+
+def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
+    """A batch with an unknown outcome may be sent again: existing ids are not changed."""
+    rows = [
+        (
+            record.id,
+            record.at_ms,
+            record.who,
+            record.action,
+            record.resource,
+            record.outcome,
+            record.status,
+            record.request_id,
+            record.remote,
+        )
+        for record in op.records
+    ]
+    for values, params in batches(rows):
+        yield Statement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
+
+
+def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
+    if op.expected is None:
+        rows = yield Statement(
+            "INSERT INTO cursors (consumer, position) VALUES ($1, $2) ON CONFLICT (consumer) DO NOTHING RETURNING 1",
+            (op.consumer, op.position),
+        )
+    else:
+        rows = yield Statement(
+            "UPDATE cursors SET position = $1 WHERE consumer = $2 AND position = $3 RETURNING 1",
+            (op.position, op.consumer, op.expected),
+        )
+    if not rows:
+        raise CommitConflict(f"The cursor of {op.consumer} was moved by another replica; read it again")
+
+
+def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
+    rows = yield Statement(
+        "INSERT INTO leases (name, holder, until_ms, fence) VALUES ($1, $2, $3, 1) ON CONFLICT (name) DO UPDATE SET "
+        "holder = excluded.holder, until_ms = excluded.until_ms, "
+        "fence = leases.fence + CASE WHEN leases.holder = excluded.holder THEN 0 ELSE 1 END "
+        "WHERE leases.holder = excluded.holder OR leases.until_ms <= $4 RETURNING fence",
+        (op.name, op.holder, op.until_ms, op.now_ms),
+    )
+    if not rows:
+        raise CommitConflict(f"Another holder has the lease {op.name}; try again later")
+    return int(rows[0][0])
+
+
+def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]:
+    if expected is None:
+        yield Statement(
+            "INSERT INTO secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING", (name, value)
+        )
+    else:
+        yield Statement("UPDATE secrets SET value = $1 WHERE name = $2 AND value = $3", (value, name, expected))
+    rows = yield Statement("SELECT value FROM secrets WHERE name = $1", (name,))
+    return bytes(rows[0][0]) if rows else b""
+
+
+def prune(now_ms: int, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
+    """Removes at most `limit` rows in total, oldest first."""
+    removed = 0
+    for table, key, time, before_ms in (
+        ("idempotency", "key", "expires_ms", now_ms + 1),
+        ("audit", "id", "at_ms", audit_before_ms),
+        ("metrics", "id", "received_ms", metrics_before_ms),
+    ):
+        rows = yield Statement(
+            f"DELETE FROM {table} WHERE {key} IN "  # noqa: S608
+            f"(SELECT {key} FROM {table} WHERE {time} < $1 ORDER BY {time} LIMIT $2) RETURNING 1",
+            (before_ms, limit - removed),
+        )
+        removed += len(rows)
+    return removed

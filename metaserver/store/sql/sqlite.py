@@ -1,0 +1,345 @@
+"""The pointer store on SQLite: WAL, one writer thread, fsync before any answer.
+
+The rules: - Writes wait in a bounded queue (full: RetryLater) for one thread. All waiting transactions share one
+commit: each has a savepoint, so that a failure rolls back only itself, and no caller gets an answer before COMMIT has
+returned. The rate is therefore not limited by one fsync per transaction. - Point look-ups run on the event loop: they
+take microseconds from the page cache, less than a thread switch. Listings run in reader threads. - Several processes
+may share the file; BEGIN IMMEDIATE with a busy timeout serialises their writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import (
+    BadRequest,
+    CommitUnknown,
+    ConfigError,
+    Corrupt,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+)
+from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
+from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.migrations import migrate
+from seamark.metaserver.store.sql.statement import SQLITE, Rows, Statement, Steps
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a writer waits for another process's writer."""
+INLINE_BUSY_TIMEOUT_S = 0.1
+"""How long a look-up may block the event loop: readers wait only while another process recovers the log."""
+GROUP_LIMIT = 64
+"""The largest number of transactions in one commit: bounds the wait of the first."""
+READER_THREADS = 2
+
+_WAL_PAUSE_S = 0.01
+_translate = SQLITE.translator()
+
+
+@asynccontextmanager
+async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
+    """Creates the file if needed and migrates its schema. ConfigError for an unsuitable file.
+
+    On exit, queued transactions are finished first.
+    """
+    file = Path(path)
+    writer = _Writer(file, asyncio.get_running_loop(), queue_limit)
+    await writer.start()
+    try:
+        store = _SqliteStore(file, clock, writer)
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        await writer.close()
+
+
+def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rwc"
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=busy_timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=512,
+    )
+
+
+def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
+    """Runs a generator to its end on this connection."""
+    try:
+        statement: Statement = next(steps)
+        while True:
+            rows: Rows = connection.execute(_translate(statement.sql, statement.lock), statement.params).fetchall()
+            statement = steps.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _error(error: Exception) -> SeamarkError:
+    """The error for the caller after a failure of SQLite that changed nothing."""
+    if isinstance(error, (OverflowError, UnicodeEncodeError)):
+        return BadRequest("A value does not fit the database: integers have 64 bits, text is valid Unicode")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return RetryLater("The database is busy with another process; retry")
+    if code == sqlite3.SQLITE_FULL:
+        return RetryLater("The disk of the database is full", retry_after_s=10)
+    if code == sqlite3.SQLITE_IOERR:
+        return RetryLater(f"The database could not be read or written: {error}", retry_after_s=10)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Corrupt(f"The database file is damaged: {error}")
+    return StorageError(f"The database failed: {error}")
+
+
+class _Job:
+    """A queued transaction, and its outcome."""
+
+    __slots__ = ("begin", "error", "future", "result")
+
+    def __init__(self, begin: Callable[[], Steps[Any]], future: asyncio.Future[Any]) -> None:
+        self.begin = begin
+        self.future = future
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class _Writer:
+    """The thread that owns the writing connection. `submit` is for the event loop only."""
+
+    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, queue_limit: int) -> None:
+        self._path = path
+        self._loop = loop
+        self._queue_limit = queue_limit
+        # `_pending`, on the event loop's side, keeps the bound, so that the stop marker always fits.
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._closed = False
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._thread = threading.Thread(target=self._run, name="seamark-sqlite-writer", daemon=True)
+
+    async def start(self) -> None:
+        self._thread.start()
+        try:
+            await self._opened
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def submit(self, begin: Callable[[], Steps[T]]) -> asyncio.Future[T]:
+        if self._closed:
+            raise RetryLater("The server is shutting down")
+        if self._pending >= self._queue_limit:
+            raise RetryLater(f"{self._pending} transactions already wait for the database; retry")
+        self._pending += 1
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Job(begin, future))
+        return future
+
+    def _publish_outcomes(self, jobs: list[_Job]) -> None:
+        self._pending -= len(jobs)
+        for job in jobs:
+            if job.future.done():
+                continue
+            if job.error is not None:
+                job.future.set_exception(job.error)
+            else:
+                job.future.set_result(job.result)
+
+    def _publish_start(self, error: Exception | None) -> None:
+        if self._opened.done():
+            return
+        if error is not None:
+            self._opened.set_exception(error)
+        else:
+            self._opened.set_result(None)
+
+    # The following methods run in the thread.
+
+    def _run(self) -> None:
+        try:
+            connection = _open_for_writing(self._path)
+        except Exception as error:  # noqa: BLE001  raised by `start`
+            self._loop.call_soon_threadsafe(self._publish_start, error)
+            return
+        self._loop.call_soon_threadsafe(self._publish_start, None)
+        try:
+            while jobs := self._next_group():
+                _commit_group(connection, jobs)
+                self._loop.call_soon_threadsafe(self._publish_outcomes, jobs)
+        finally:
+            connection.close()
+
+    def _next_group(self) -> list[_Job]:
+        """Waits for a transaction and takes all others that are queued; empty at the end."""
+        first = self._queue.get()
+        if first is None:
+            return []
+        jobs = [first]
+        while len(jobs) < GROUP_LIMIT:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                self._queue.put(None)
+                break
+            jobs.append(job)
+        return jobs
+
+
+def _open_for_writing(path: Path) -> sqlite3.Connection:
+    """Switches to WAL and migrates the schema."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _create_private(path)
+        connection = _connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"The database {path} cannot be opened: {error}") from None
+    try:
+        _switch_to_wal(connection, path)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute("BEGIN EXCLUSIVE")
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "schema_version" not in tables:
+            raise ConfigError(f"The database {path} belongs to another application; name another file")
+        _drive(connection, migrate(SQLITE))
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise ConfigError(f"The database {path} cannot be used: {error}") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create_private(path: Path) -> None:
+    """Creates an empty file that only its owner may read, unless it exists: SQLite would create it readable for all,
+    and gives its log the mode of the database. ConfigError for a symbolic link, which others may be able to replace."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    if path.is_symlink():
+        raise ConfigError(f"The database file {path} is a symbolic link; use its target {os.path.realpath(path)}")
+
+
+def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
+    # When several processes switch together, SQLite refuses all but one without the busy handler.
+    tries = int(BUSY_TIMEOUT_S / _WAL_PAUSE_S)
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or tries <= 0:
+                raise
+            tries -= 1
+            time.sleep(_WAL_PAUSE_S)
+    if mode != "wal":
+        raise ConfigError(f"The file system of {path} does not support SQLite in WAL mode; use a local disk")
+
+
+def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
+    """Sets each job's result or error. Afterwards no transaction is open."""
+    committing = False
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            _apply(connection, job)
+        committing = True
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001  each job carries it to its task
+        if connection.in_transaction:
+            # Errors are ignored: one here would end the thread, and all waiting callers would wait forever.
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        # After a failed fsync it is unknown what reached the disk.
+        unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
+        for job in jobs:
+            # A refused transaction changed nothing, but the commits that it was refused for may be rolled back now.
+            if unknown and job.error is None:
+                job.error = CommitUnknown(f"The database failed while committing: {error}")
+            else:
+                job.error = _error(error)
+
+
+def _apply(connection: sqlite3.Connection, job: _Job) -> None:
+    """Runs one transaction in its savepoint. Raises only errors that end the whole group."""
+    connection.execute("SAVEPOINT job")
+    try:
+        job.result = _drive(connection, job.begin())
+    except (SeamarkError, IdempotencyTaken) as error:
+        job.error = error
+    except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+        # Some failures (disk full, I/O) make SQLite roll back the whole transaction.
+        if not connection.in_transaction:
+            raise
+        job.error = _error(error)
+    except Exception as error:  # noqa: BLE001  a fault of one transaction must not fail the others
+        job.error = error
+    if job.error is not None:
+        connection.execute("ROLLBACK TO job")
+    connection.execute("RELEASE job")
+
+
+class _SqliteStore(DrivenStore):
+    def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
+        super().__init__(clock)
+        self._path = path
+        self._writer = writer
+        self._inline = _connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
+        self._local = threading.local()
+        self._readers: list[sqlite3.Connection] = []
+        self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
+
+    def _open_reader(self) -> None:
+        self._local.connection = _connect(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
+        self._readers.append(self._local.connection)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        for connection in self._readers:
+            connection.close()
+        self._inline.close()
+
+    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
+        return await self._writer.submit(begin)
+
+    async def _point(self, begin: Callable[[], Steps[T]]) -> T:
+        return _read(self._inline, begin)
+
+    async def _list(self, begin: Callable[[], Steps[T]]) -> T:
+        def read() -> T:
+            return _read(self._local.connection, begin)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+
+
+def _read(connection: sqlite3.Connection, begin: Callable[[], Steps[T]]) -> T:
+    try:
+        return _drive(connection, begin())
+    except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+        raise _error(error) from error

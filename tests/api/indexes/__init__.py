@@ -1,0 +1,1 @@
+"""Routes of indexes, bitmaps and lookups."""

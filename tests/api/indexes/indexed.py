@@ -1,0 +1,76 @@
+"""Index files for tests of what registers and lists them: sound in all that those look at; the kind's blob is any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seamark.metaserver.index.files.index_file import FilesTable, assemble
+from seamark.metaserver.index.keys.hashing import file_ids
+from tests.api.client import Answer, Api
+from tests.planner.lakes.lake import DataFile
+
+INDEXES = "/api/v1/tables/db/t/indexes"
+
+
+def index_bytes(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
+    """An index file of these data files, as the build wants it but for `other`."""
+    paths = [file.path for file in files]
+    sizes, records = [file.size for file in files], [file.record_count for file in files]
+    table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    given = {"definition": build["definition-id"], "kind": build["kind"], "table_uuid": build["table-uuid"]} | other
+    definition, kind = given.pop("definition"), given.pop("kind")
+    return b"".join(assemble(definition, kind, table, [b"any"], field_ids=[1], **given))
+
+
+def write(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:
+    """Into the build's folder; what is sent to register it."""
+    path = Path(build["folder"].removeprefix("file://")) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return {"location": f"{build['folder']}/{name}", "size-in-bytes": len(data)}
+
+
+async def define(api: Api, name: str = "i", **body: Any) -> dict[str, Any]:
+    answer = await api("PUT", f"{INDEXES}/{name}", body or {"kind": "bloom", "columns": ["id"]})
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def begin(api: Api, name: str = "i") -> dict[str, Any]:
+    answer = await api("POST", f"{INDEXES}/{name}/builds")
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **more: Any) -> Answer:
+    return await api(
+        "POST",
+        f"{INDEXES}/{build['index']}/builds/{build['build-id']}/index-files",
+        {"index-files": list(files), **more},
+    )
+
+
+async def missing(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
+    """Paths of the files that the build is still to index, all pages."""
+    found: list[str] = []
+    token = None
+    while True:
+        asked = {**query, **({} if token is None else {"page-token": token})}
+        text = "&".join(f"{name}={value}" for name, value in asked.items())
+        answer = await api("GET", f"{INDEXES}/{build['index']}/builds/{build['build-id']}/files?{text}")
+        assert answer.status == 200, answer.raw
+        found += [file["file-path"] for file in answer.json["files"]]
+        token = answer.json["next-page-token"]
+        if token is None:
+            return found
+
+
+async def shown(api: Api, name: str = "i") -> dict[str, Any]:
+    answer = await api("GET", f"{INDEXES}/{name}")
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found

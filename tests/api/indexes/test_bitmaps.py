@@ -1,0 +1,421 @@
+"""Rows by predicates over HTTP, against the rows as plain Python judges them in each client's meaning."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import random
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyroaring
+import pytest
+
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.lookups import bitmaps
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from tests.api.client import Api
+from tests.api.indexes.test_lookups import a_table
+from tests.api.rest.stored import Row, Stored, rows_of, some_row
+
+BITMAP = "/api/v1/tables/db/t/bitmap"
+COLUMNS = ("id", "name", "price", "part")
+Verdict = bool | None
+SQLS = {"=": "eq", "<>": "not-eq", "<": "lt", "<=": "lt-eq", ">": "gt", ">=": "gt-eq"}
+OPPOSITE = {"eq": "not-eq", "lt": "gt-eq", "gt": "lt-eq"} | {"not-eq": "eq", "gt-eq": "lt", "lt-eq": "gt"}
+
+
+@dataclass
+class Leaf:
+    column: int
+    op: str
+    value: Any
+
+
+Tree = Any
+"""A Leaf, or ("and" | "or" | "not", trees)."""
+
+
+def some_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
+    if depth and rng.random() < 0.7:
+        what = rng.choice(["and", "or", "not"])
+        return (what, [some_tree(rng, depth - 1, columns) for _ in range(1 if what == "not" else 2)])
+    column = rng.choice(columns)
+    if rng.random() < 0.15:
+        return Leaf(column, rng.choice(["is-null", "not-null"]), None)
+    values = {0: [3, 17, 39, 100], 1: ["", "a", "b"], 2: [0.0, 1.5, -2.5], 3: [1, 2]}[column]
+    return Leaf(column, rng.choice(list(OPPOSITE)), rng.choice(values))
+
+
+def sql_text(tree: Tree) -> str:
+    if isinstance(tree, Leaf):
+        name = COLUMNS[tree.column]
+        if tree.value is None:
+            return f"{name} IS {'NOT ' if tree.op == 'not-null' else ''}NULL"
+        literal = f"'{tree.value}'" if isinstance(tree.value, str) else f"{tree.value}"
+        return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
+    what, children = tree
+    if what == "not":
+        return f"NOT ({sql_text(children[0])})"
+    return "(" + f" {what.upper()} ".join(map(sql_text, children)) + ")"
+
+
+def filter_json(tree: Tree) -> dict[str, Any]:
+    if isinstance(tree, Leaf):
+        leaf = {"type": tree.op, "term": COLUMNS[tree.column]}
+        return leaf if tree.value is None else {**leaf, "value": tree.value}
+    what, children = tree
+    if what == "not":
+        return {"type": "not", "child": filter_json(children[0])}
+    return {"type": what, "left": filter_json(children[0]), "right": filter_json(children[1])}
+
+
+def in_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
+    """Three-valued; `nan_is_high` as Spark has NaN, else as IEEE 754."""
+    if isinstance(tree, Leaf):
+        value = row[tree.column]
+        if tree.value is None:
+            return (value is None) == (tree.op == "is-null")
+        if value is None:
+            return None
+        if isinstance(value, float) and math.isnan(value) and nan_is_high:
+            return tree.op in ("not-eq", "gt", "gt-eq")
+        return compared(tree.op, value, tree.value)
+    what, children = tree
+    found = [in_sql(child, row, nan_is_high=nan_is_high) for child in children]
+    if what == "not":
+        return None if found[0] is None else not found[0]
+    decisive = what == "or"
+    return decisive if decisive in found else None if None in found else not decisive
+
+
+def in_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
+    """As Java's evaluator, with negation pushed down."""
+    if isinstance(tree, Leaf):
+        value = row[tree.column]
+        if tree.value is None:
+            return (value is None) == ((tree.op == "is-null") != negated)
+        op = OPPOSITE[tree.op] if negated else tree.op
+        if value is None:
+            return op == "not-eq"
+        if isinstance(value, float):
+            return compared(op, java_order(value), java_order(tree.value))
+        return compared(op, value, tree.value)
+    what, children = tree
+    if what == "not":
+        return in_iceberg(children[0], row, negated=not negated)
+    found = [in_iceberg(child, row, negated=negated) for child in children]
+    return any(found) if (what == "or") != negated else all(found)
+
+
+def java_order(value: float) -> tuple[bool, float, float]:
+    return (True, 0.0, 0.0) if math.isnan(value) else (False, value, math.copysign(1.0, value))
+
+
+def compared(op: str, left: Any, right: Any) -> bool:
+    made: dict[str, Callable[[], bool]] = {
+        "eq": lambda: left == right,
+        "not-eq": lambda: left != right,
+        "lt": lambda: left < right,
+        "lt-eq": lambda: left <= right,
+        "gt": lambda: left > right,
+        "gt-eq": lambda: left >= right,
+    }
+    return made[op]()
+
+
+async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """All files of all pages."""
+    found, token = [], None
+    while True:
+        answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
+        assert answer.status == 200, answer.raw
+        found += answer.json["files"]
+        assert answer.json["exact"] == all(one["exact"] for one in answer.json["files"])
+        token = answer.json["next-page-token"]
+        if token is None:
+            return found
+
+
+def decoded(rows: Any) -> set[int] | None:
+    if isinstance(rows, str):
+        return set(pyroaring.BitMap.deserialize(base64.b64decode(rows)))
+    return None if rows is None else set(rows)
+
+
+def odd_row(rng: random.Random) -> Row:
+    row = some_row(rng, rng.choice([1, 2]))
+    return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
+
+
+async def indexed_table(api: Api, rng: random.Random) -> Stored:
+    stored = await Stored.create(api)
+    files = [stored.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
+    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # without NaN and null
+    await stored.commit(files)
+    for name in ("id", "name", "price"):
+        await stored.index(f"by_{name}", "bitmap", [name], files, parts=2)
+    return stored
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_rows_are_those_that_match_in_the_meaning_of_who_asks(api: Api, seed: int) -> None:
+    rng = random.Random(seed)
+    stored = await indexed_table(api, rng)
+    seen: Counter[str] = Counter()
+    for _ in range(25):
+        tree = some_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
+        form = rng.choice(["roaring", "positions"])
+        for body, meanings in (
+            ({"where": sql_text(tree)}, [partial(in_sql, tree, nan_is_high=high) for high in (True, False)]),
+            ({"filter": filter_json(tree)}, [partial(in_iceberg, tree)]),
+        ):
+            answer = {one["file-path"]: one for one in await pages(api, {**body, "rows": form, "limit": 2})}
+            for file in stored.snapshots[-1].data:
+                rows = rows_of(file)
+                wanted = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
+                told = answer.get(file.path)
+                got = set() if told is None else decoded(told["rows"])
+                if told is None or told["exact"]:
+                    assert all(got == one for one in wanted), f"seed {seed}: {body} in {file.path}"
+                else:
+                    assert got is None or all(got >= one for one in wanted), f"seed {seed}: {body} in {file.path}"
+                if told is not None:
+                    assert told["count"] == (None if got is None else len(got))
+                    assert told["record-count"] == len(rows)
+                seen["absent" if told is None else "exact" if told["exact"] else "inexact"] += 1
+    assert min(seen[one] for one in ("absent", "exact", "inexact")) > 10, seen
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_deleted_rows_are_taken_out_when_that_is_asked_for(api: Api, version: int) -> None:
+    rng = random.Random(version)
+    stored = await a_table(api, rng, version=version, partitioned=version == 2)
+    data = stored.snapshots[-1].data
+    await stored.index("by_id", "bitmap", ["id"], data)
+    for snapshot in stored.snapshots:
+        live = stored.live_rows(snapshot)
+        for at in rng.sample(range(40), 4):
+            body = {"where": f"id < {at}", "snapshot-id": snapshot.id}
+            kept = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True})}
+            every = {one["file-path"]: one for one in await pages(api, body)}
+            for file in snapshot.data:
+                wanted = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
+                alive = {n for path, n, row in live if path == file.path and n in wanted}
+                assert (decoded(every[file.path]["rows"]) if file.path in every else set()) == wanted
+                assert (decoded(kept[file.path]["rows"]) if file.path in kept else set()) == alive
+            assert all(one["exact"] and one["undecided"] == 0 for one in kept.values())
+
+
+async def test_arrow_answers_as_json_does(api: Api) -> None:
+    rng = random.Random(1)
+    await indexed_table(api, rng)
+    for form in ("roaring", "positions"):
+        body = {"where": "id < 20 AND part = 1", "rows": form}
+        plain = (await api("POST", BITMAP, body)).json
+        answer = await api("POST", BITMAP, body, headers={"Accept": ARROW_STREAM})
+        table = pa.ipc.open_stream(answer.raw).read_all()
+        about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+        assert (about["snapshot-id"], about["meaning"], about["exact"]) == ("1", "sql", "false")
+        assert json.loads(about["not-used"]) == []
+        for one, row in zip(plain["files"], table.to_pylist(), strict=True):
+            rows = row["rows"]
+            got = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
+            assert got == decoded(one["rows"])
+            assert (row["file_path"], row["count"], row["exact"]) == (one["file-path"], one["count"], one["exact"])
+
+
+async def test_what_sql_says_and_no_expression_can_is_told_and_makes_rows_inexact(api: Api) -> None:
+    rng = random.Random(2)
+    await indexed_table(api, rng)
+    answer = (await api("POST", BITMAP, {"where": "id = 3 AND length(name) = 1"})).json
+    assert answer["not-used"] == ["LENGTH(name) = 1"]
+    assert not any(one["exact"] for one in answer["files"])
+    assert not (await api("POST", BITMAP, {"where": "id < 5.5 AND price = 1.5"})).json["not-used"]
+
+
+async def test_a_file_without_a_bitmap_may_match_in_any_row(api: Api) -> None:
+    stored = await Stored.create(api)
+    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
+    await stored.commit(files)
+    await stored.index("by_id", "bitmap", ["id"], files[:1])
+    found = {one["file-path"]: one for one in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
+    assert decoded(found[files[0].path]["rows"]) == {3}
+    told = found[files[1].path]
+    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, 10)
+
+
+async def test_a_damaged_index_file_is_as_if_it_were_not_there(api: Api) -> None:
+    stored = await Stored.create(api)
+    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    await stored.commit(files)
+    await stored.index("by_id", "bitmap", ["id"], files)
+    (path,) = (stored.folder / "metadata" / "seamark-index").glob("**/*.puffin")
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    for _ in range(2):
+        told = (await api("POST", BITMAP, {"where": "id = 3"})).json["files"][0]
+        assert (told["rows"], told["exact"]) == (None, False)
+
+
+async def test_without_a_predicate_all_rows_match(api: Api) -> None:
+    stored = await Stored.create(api)
+    file = stored.data_file([(n, "a", 1.5, 1) for n in range(70)])
+    await stored.commit([file])
+    await stored.commit(deletes=[stored.position_deletes([(file.path, 69)])])
+    told = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
+    assert decoded(told["rows"]) == set(range(69))
+    assert (told["exact"], told["delete-files"], told["count"]) == (True, 1, 69)
+
+
+async def test_a_predicate_with_a_hundred_thousand_values_is_read_and_bound_beside_the_event_loop(api: Api) -> None:
+    path = await claiming(api, 10)
+    filter_ = {"type": "in", "term": "name", "values": [f"name {number}" for number in range(100_000)]}
+    metadata = (await api.server.parts.catalog.tables.load(("db",), "t")).metadata
+    began_s = time.thread_time()
+    BoundScan.bind(metadata, ScanRequest(parse_expression(filter_)))
+    binding_s = time.thread_time() - began_s
+    body = json.dumps({"filter": filter_}).encode()
+    began_s = time.thread_time()  # of the event loop's thread alone, which is this one
+    answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
+    assert time.thread_time() - began_s < 0.5 * binding_s
+    assert [one["file-path"] for one in answer.json["files"]] == [path]
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
+    """The path of the only file of the table, whose manifest claims so many rows."""
+    stored = await Stored.create(api)
+    file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
+    await stored.commit([file])
+    if deleted:
+        await stored.commit(deletes=[stored.position_deletes([(file.path, 0)])])
+    return file.path
+
+
+@pytest.mark.parametrize("form", ["roaring", "positions"])
+@pytest.mark.parametrize("rows", [2**32 + 1, 8 * 10**9, 2**62])
+async def test_a_file_with_more_rows_than_a_bitmap_can_name_may_match_in_any(api: Api, rows: int, form: str) -> None:
+    await claiming(api, rows)
+    with little_memory():
+        answer = await api("POST", BITMAP, {"rows": form})
+    (told,) = answer.json["files"]
+    assert (told["rows"], told["count"], told["exact"], told["record-count"]) == (None, None, False, rows)
+
+
+@pytest.mark.parametrize("rows", [20_000_000, 2**32])
+async def test_that_all_rows_match_takes_no_memory_to_say(api: Api, rows: int) -> None:
+    await claiming(api, rows)
+    with little_memory():
+        answer = await api("POST", BITMAP, {})
+    (told,) = answer.json["files"]
+    found = pyroaring.BitMap.deserialize(base64.b64decode(told["rows"]))
+    assert (len(found), found.min(), found.max()) == (rows, 0, rows - 1)
+    assert (told["count"], told["exact"]) == (rows, True)
+
+
+@pytest.mark.parametrize("accept", ["application/json", ARROW_STREAM])
+async def test_a_list_of_positions_longer_than_a_page_is_refused_before_it_is_made(api: Api, accept: str) -> None:
+    path = await claiming(api, 20_000_000)
+    with little_memory():
+        answer = await api("POST", BITMAP, {"rows": "positions"}, headers={"Accept": accept})
+    assert answer.error[:2] == (413, "PayloadTooLargeException")
+    assert path in answer.error[2]
+    assert "request rows in the format roaring" in answer.error[2]
+
+
+async def test_of_more_rows_than_are_held_against_deletes_all_are_undecided(api: Api) -> None:
+    rows = 2**31
+    await claiming(api, rows, deleted=True)
+    with little_memory():
+        answer = await api("POST", BITMAP, {"deletes": True})
+    (told,) = answer.json["files"]
+    assert (told["rows"], told["exact"], told["undecided"], told["delete-files"]) == (None, False, rows, 1)
+
+
+async def test_rows_of_a_large_file_are_held_against_deletes_some_after_others(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
+    rng = random.Random(3)
+    stored = await Stored.create(api)
+    sizes = (1000, 70, 20, 129, 1)
+    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
+    await stored.commit(files)
+    await stored.index("by_id", "bitmap", ["id"], files[:3])
+    gone = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
+    lost = [(path, at) for path, positions in gone.items() for at in positions]
+    await stored.commit(deletes=[stored.position_deletes(lost)])
+    for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
+        found = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True, "limit": 2})}
+        for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
+            first = least if number < 3 else 0  # the others have no index: any row may match
+            wanted = set(range(first, rows)) - gone[file.path]
+            assert decoded(found[file.path]["rows"]) == wanted
+            assert found[file.path]["count"] == len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"where": "nope = 1"}, "Cannot find column 'nope'"),
+        ({"where": "id = "}, "not valid SQL"),
+        ({"where": "id = 1", "filter": True}, "has both where and filter"),
+        ({"filter": {"type": "eq", "term": "id", "value": "x"}}, "invalid value"),
+        ({"where": "id = 1", "meaning": "french"}, "it must be sql or iceberg"),
+        ({"where": "id = 1", "rows": "all"}, "it must be roaring or positions"),
+        ({"where": "id = 1", "limit": 0}, "at least 1"),
+        ({"where": "id = 1", "page-token": "x"}, "start again"),
+        ({"where": "id = 1", "snapshot-id": 7}, "Cannot find snapshot 7"),
+        ({"where": "id = 1", "color": "red"}, "color"),
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_refused(api: Api, body: dict[str, Any], told: str) -> None:
+    stored = await Stored.create(api)
+    await stored.commit([stored.data_file([(1, "a", 1.5, 1)])])
+    answer = await api("POST", BITMAP, body)
+    assert answer.error[0] == 400
+    assert told in answer.error[2]
+
+
+async def test_a_token_is_of_its_question_and_its_snapshot(api: Api) -> None:
+    stored = await Stored.create(api)
+    files = [stored.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
+    await stored.commit(files)
+    first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
+    await stored.commit([stored.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
+    other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
+    assert "start again" in other.error[2]
+    found = list(first["files"])
+    token = first["next-page-token"]
+    while token:
+        page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1, "page-token": token})).json
+        assert page["snapshot-id"] == 1
+        found, token = found + page["files"], page["next-page-token"]
+    assert [one["file-path"] for one in found] == [file.path for file in files]
+
+
+async def test_a_table_without_a_snapshot_has_no_rows(api: Api) -> None:
+    await Stored.create(api)
+    answer = (await api("POST", BITMAP, {"where": "id = 1"})).json
+    assert (answer["snapshot-id"], answer["files"], answer["next-page-token"]) == (None, [], None)

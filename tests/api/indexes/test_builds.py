@@ -1,0 +1,385 @@
+"""Builds over HTTP: what is missing, what is registered and believed, and what the timeline tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api.indexes import build_state, index_state
+from seamark.metaserver.index.kinds.kinds import KINDS
+from tests.api.client import Api
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
+from tests.api.plans.planned import append, file_of
+from tests.server.rig import running
+
+FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
+PATHS = [file.path for file in FILES]
+
+
+@pytest.fixture
+async def table(api: Api) -> Api:
+    """`db.t`: 6 files in 2 manifests, and a bloom index `i` of which nothing is built."""
+    await api.table()
+    await append(api, "t", FILES, snapshot_id=1, manifests=2)
+    await define(api)
+    return api
+
+
+def at(build: dict[str, Any], what: str = "") -> str:
+    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{what}"
+
+
+async def instants(api: Api, **query: str) -> list[dict[str, Any]]:
+    asked = "&".join(f"{name}={value}" for name, value in {"action": "indexing", **query}.items())
+    found: list[dict[str, Any]] = (await api("GET", f"/api/v1/tables/db/t/timeline?{asked}")).json["instants"]
+    return found
+
+
+async def test_a_build_says_what_is_to_be_indexed_and_where_to(table: Api) -> None:
+    build = await begin(table)
+    location = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["location"]
+    assert build == {
+        "build-id": build["build-id"],
+        "index": "i",
+        "state": "inflight",
+        "reason": None,
+        "snapshot-id": 1,
+        "table-uuid": build["table-uuid"],
+        "folder": f"{location}/metadata/seamark-index/{build['build-id']}",
+        "definition-id": (await shown(table))["definition-id"],
+        "kind": "bloom",
+        "terms": [{"field-id": 1, "name": "id", "transform": "identity", "source-type": "long", "type": "long"}],
+        "fpp": 0.01,
+        "progress": {
+            "files-done": 0,
+            "files-total": 6,
+            "rows-done": 0,
+            "rows-total": 210,
+            "index-files": 0,
+            "size-in-bytes": 0,
+            "eta-ms": None,
+        },
+    }
+    assert (await table("GET", at(build))).json == build
+    (instant,) = await instants(table)
+    assert (instant["id"], instant["state"], instant["snapshot-id"]) == (build["build-id"], "inflight", 1)
+
+
+async def test_files_that_are_missing_are_listed_page_by_page_as_a_reader_needs_them(table: Api) -> None:
+    build = await begin(table)
+    answer = (await table("GET", at(build, "/files?limit=1"))).json
+    assert answer["snapshot-id"] == 1
+    assert answer["files"] == [
+        {
+            "file-path": PATHS[0],
+            "file-size-in-bytes": 10_000,
+            "record-count": 10,
+            "file-format": "parquet",
+            "spec-id": 0,
+            "partition": {},
+        }
+    ]
+    assert await missing(table, build) == PATHS
+    assert await missing(table, build, limit=4) == PATHS
+
+
+async def test_a_listing_skips_nothing_while_its_files_become_covered(table: Api) -> None:
+    build = await begin(table)
+    first = (await table("GET", at(build, "/files?limit=2"))).json
+    await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
+    await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    rest = (await table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
+    assert (rest["snapshot-id"], [file["file-path"] for file in rest["files"]]) == (1, PATHS[2:])
+    # Begun again it is of what is there now.
+    assert sorted(await missing(table, build, limit=2)) == sorted([*PATHS[2:], "file:///t/new.parquet"])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_files_that_only_branches_and_tags_have_are_listed_behind_the_current_ones_each_once(
+    table: Api, limit: int
+) -> None:
+    on_branch = [file_of(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
+    await append(table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
+    await append(table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
+    build = await begin(table)
+    assert build["progress"]["files-total"] == 9
+    found = await shown(table)
+    assert (found["lag-files"], found["lag-files-of-refs"], found["files-total"]) == (6, 3, 6)
+    listed = await missing(table, build, limit=limit)
+    assert listed[:6] == PATHS
+    assert sorted(listed[6:]) == [one.path for one in on_branch]
+    await register(table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
+    found = await shown(table)
+    assert (found["health"], found["lag-files"], found["lag-files-of-refs"]) == ("ok", 0, 2)
+    assert sorted(await missing(table, build, limit=limit)) == [one.path for one in on_branch[1:]]
+
+
+async def test_of_very_many_tags_the_newest_snapshots_are_looked_through(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_state, "SNAPSHOTS_MAX", 2)
+    for n in (2, 3, 4):
+        await append(table, "t", [file_of(f"file:///t/b{n}.parquet", n, n)], snapshot_id=n, parent=1, branch=f"b{n}")
+    assert await missing(table, await begin(table)) == [*PATHS, "file:///t/b4.parquet"]
+
+
+async def test_a_build_catches_up_until_nothing_is_missing_and_finishes(table: Api) -> None:
+    build = await begin(table)
+    answer = await register(table, build, write(build, "a", index_bytes(build, FILES[:3])))
+    assert answer.json["progress"]["files-done"] == 3
+    assert answer.json["progress"]["rows-done"] == 60
+    assert answer.json["progress"]["eta-ms"] > 0
+    (instant,) = await instants(table)
+    assert (instant["state"], instant["summary"]["rows-done"]) == ("inflight", 60)
+    new = file_of("file:///t/new.parquet", 9, 9)
+    await append(table, "t", [new], snapshot_id=2, parent=1)
+    await register(table, build, write(build, "b", index_bytes(build, [*FILES[3:], new])))
+    assert await missing(table, build) == []
+    answer = await table("POST", at(build, "/finish"))
+    assert (answer.status, answer.json["state"]) == (200, "completed")
+    (instant,) = await instants(table)
+    assert (instant["state"], instant["summary"]["files-done"]) == ("completed", 7)
+    assert (await shown(table))["health"] == "ok"
+
+
+async def test_finishing_twice_is_once_and_an_ended_build_takes_no_more(table: Api) -> None:
+    build = await begin(table)
+    body = {"outcome": "rolled-back", "reason": "no memory"}
+    for _ in range(2):
+        answer = await table("POST", at(build, "/finish"), body)
+        assert (answer.status, answer.json["state"], answer.json["reason"]) == (200, "rolled_back", "no memory")
+    assert (await table("POST", at(build, "/finish"), {"outcome": "completed"})).error[0] == 409
+    assert (await table("GET", at(build, "/files"))).error[0] == 409
+    assert (await register(table, build, write(build, "a", index_bytes(build, FILES)))).error[0] == 409
+    assert (await table("POST", at(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
+
+
+async def test_an_exclusive_build_gives_way_to_another_of_its_index_that_is_alive(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def alone(name: str = "i") -> Any:
+        return await table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
+
+    first = (await alone()).json
+    assert (await alone()).error[:2] == (409, "CommitFailedException")
+    assert (await table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
+    await define(table, "other", kind="bitmap", columns=["data"])
+    assert (await alone("other")).status == 200
+    await table("POST", at(first, "/finish"))
+    assert (await alone()).status == 200
+    monkeypatch.setattr(build_state, "EXCLUSIVE_MS", -1)
+    assert (await alone()).status == 200
+
+
+async def test_of_exclusive_builds_begun_at_once_no_two_go_on(table: Api) -> None:
+    for _ in range(5):
+        begun = await asyncio.gather(
+            *(table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
+        )
+        assert {answer.status for answer in begun} <= {200, 409}
+        going = [one["id"] for one in await instants(table) if one["state"] == "inflight"]
+        won = [answer.json for answer in begun if answer.status == 200]
+        assert [one["build-id"] for one in won] == going
+        assert len(won) <= 1
+        for one in won:
+            await table("POST", at(one, "/finish"))
+
+
+async def test_registering_the_same_file_twice_changes_nothing(table: Api) -> None:
+    build = await begin(table)
+    one = write(build, "a", index_bytes(build, FILES[:3]))
+    answers = [await register(table, build, one) for _ in range(3)]
+    assert [answer.json["progress"]["files-done"] for answer in answers] == [3, 3, 3]
+    assert len((await shown(table))["index-files"]) == 1
+
+
+async def test_registrars_at_once_all_count(table: Api) -> None:
+    build = await begin(table)
+    files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
+    answers = await asyncio.gather(*(register(table, build, one) for one in files))
+    assert [answer.status for answer in answers] == [200] * 6
+    assert (await table("GET", at(build))).json["progress"]["files-done"] == 6
+    assert (await shown(table))["files"] == 6
+
+
+async def test_of_two_merges_of_the_same_files_one_is_registered(table: Api) -> None:
+    build = await begin(table)
+    old = [write(build, name, index_bytes(build, FILES[:3])) for name in "ab"]
+    await register(table, build, *old)
+    replaced = [one["location"] for one in old]
+    merged = [write(build, name, index_bytes(build, FILES[:3], level=1)) for name in "xy"]
+    answers = await asyncio.gather(*(register(table, build, one, replaces=replaced) for one in merged))
+    assert sorted(answer.status for answer in answers) == [200, 409]
+    assert (await shown(table))["levels"] == {"1": 1}
+
+
+async def test_builders_at_work_do_not_hold_up_commits_nor_the_other_way_round(table: Api) -> None:
+    build = await begin(table)
+    files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
+
+    async def commits() -> None:
+        for number in range(2, 8):
+            new = file_of(f"file:///t/new{number}.parquet", 9, 9)
+            await append(table, "t", [new], snapshot_id=number, parent=number - 1)
+
+    results = await asyncio.gather(commits(), *(register(table, build, one) for one in files))
+    assert [answer.status for answer in results[1:] if answer is not None] == [200] * 6
+    assert len(await missing(table, build)) == 6
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it is of the table 00000000"),
+        ({"definition": '{"kind":"bloom","terms":[]}'}, "it belongs to the index bloom"),
+        ({"kind": "bitmap"}, "it belongs to the index bitmap"),
+    ],
+)
+async def test_an_index_file_of_something_else_is_refused_by_name(table: Api, other: dict[str, Any], told: str) -> None:
+    build = await begin(table)
+    good = write(build, "good", index_bytes(build, FILES[:1]))
+    answer = await register(table, build, good, write(build, "bad", index_bytes(build, FILES, **other)))
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert told in answer.error[2]
+    assert f"{build['folder']}/bad" in answer.error[2]
+    assert (await shown(table))["index-files"] == []
+
+
+async def test_an_index_file_that_is_damaged_missing_or_of_another_size_is_refused(table: Api) -> None:
+    build = await begin(table)
+    data = index_bytes(build, FILES)
+    for name, content, size in (
+        ("short", data[:-1], len(data) - 1),
+        ("longer", data + b"x", len(data)),
+        ("shorter", data[:-1], len(data)),
+        ("flipped", data[:70] + bytes([data[70] ^ 1]) + data[71:], len(data)),
+        ("text", b"no index file at all", 20),
+        ("empty", b"", 0),
+    ):
+        wanted = {**write(build, name, content), "size-in-bytes": size}
+        answer = await register(table, build, wanted)
+        assert answer.error[0] == 400, name
+        assert wanted["location"] in answer.error[2], name
+    answer = await register(table, build, {"location": f"{build['folder']}/nope", "size-in-bytes": 9})
+    assert answer.error[0] == 400
+
+
+async def test_an_index_file_of_a_newer_version_is_refused(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = await begin(table)
+    with monkeypatch.context() as newer:
+        newer.setattr(KINDS["bloom"], "version", 99)
+        data = index_bytes(build, FILES)
+    answer = await register(table, build, write(build, "a", data))
+    assert "version 99" in answer.error[2]
+
+
+async def test_only_files_in_the_builds_own_folder_are_registered(table: Api) -> None:
+    build, other = await begin(table), await begin(table)
+    data = index_bytes(build, FILES)
+    elsewhere = write(other, "a", data)
+    folder = build["folder"]
+    for location in (
+        elsewhere["location"],
+        folder,
+        f"{folder}/",
+        f"{folder}/../{other['build-id']}/a",
+        f"{folder}x/a",
+        "a",
+        "",
+        "file:///etc/passwd",
+        "http://127.0.0.1/a",
+    ):
+        answer = await register(table, build, {"location": location, "size-in-bytes": len(data)})
+        assert answer.error[0] == 400, location
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"index-files": []},
+        {},
+        {"index-files": [{"location": "a"}]},
+        {"index-files": [{"location": "a", "size-in-bytes": "1"}]},
+        {"index-files": [{"location": "a", "size-in-bytes": -5}]},
+        {"index-files": [{"location": "a", "size-in-bytes": 2**62}]},
+        {"index-files": [{"location": "a", "size-in-bytes": 1}] * 1001},
+        {"index-files": [], "replaces": ["x"]},
+    ],
+)
+async def test_a_registration_that_makes_no_sense_is_refused(table: Api, body: Any) -> None:
+    build = await begin(table)
+    assert (await table("POST", at(build, "/index-files"), body)).error[0] == 400
+
+
+async def test_a_build_is_found_only_under_its_own_index_and_table(table: Api) -> None:
+    await define(table, "other", kind="bitmap", columns=["data"])
+    await table.table("u")
+    build = await begin(table)
+    ids = [build["build-id"], (await table.server.record()).id, "nope"]
+    for path in (
+        f"{INDEXES}/other/builds/{ids[0]}",
+        f"{INDEXES}/i/builds/{ids[1]}",
+        f"{INDEXES}/i/builds/{ids[2]}",
+        f"/api/v1/tables/db/u/indexes/i/builds/{ids[0]}",
+    ):
+        assert (await table("GET", path)).error[0] == 404, path
+    assert (await table("POST", f"{INDEXES}/nope/builds")).error[0] == 404
+
+
+async def test_a_paused_index_is_not_built(table: Api) -> None:
+    await define(table, state="paused")
+    assert "paused" in (await table("POST", f"{INDEXES}/i/builds")).error[2]
+    assert await instants(table) == []
+
+
+async def test_a_build_of_what_was_defined_anew_goes_on_nowhere(table: Api) -> None:
+    build = await begin(table)
+    await define(table, fpp=0.5)
+    assert "redefined" in (await table("GET", at(build, "/files"))).error[2]
+    assert (await register(table, build, write(build, "a", index_bytes(build, FILES)))).error[0] == 409
+    assert (await table("POST", at(build, "/finish"), {"outcome": "rolled-back"})).status == 200
+
+
+@pytest.mark.parametrize("token", ["x", "", "!!", "W10"])
+async def test_a_page_token_of_nobody_is_refused(table: Api, token: str) -> None:
+    build, other = await begin(table), await begin(table)
+    assert (await table("GET", at(build, f"/files?page-token={token}"))).error[0] == 400
+    foreign = (await table("GET", at(other, "/files?limit=1"))).json["next-page-token"]
+    assert (await table("GET", at(build, f"/files?page-token={foreign}"))).error[0] == 400
+    assert (await table("GET", at(build, "/files?limit=0"))).error[0] == 400
+
+
+async def test_a_build_that_was_abandoned_is_rolled_back_by_the_next(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = await begin(table)
+    await register(table, silent, write(silent, "a", index_bytes(silent, FILES[:2])))
+    await begin(table)
+    assert [one["state"] for one in await instants(table)] == ["inflight", "inflight"]
+    monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
+    await begin(table)
+    states = [one["state"] for one in await instants(table)]
+    assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
+    assert "abandoned" in (await table("GET", at(silent))).json["reason"]
+    assert (await shown(table))["files"] == 2
+
+
+async def test_a_build_goes_on_at_another_server(table: Api, tmp_path: Path) -> None:
+    build = await begin(table)
+    await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
+    async with running(tmp_path) as server:
+        other = Api(server)
+        assert await missing(other, build) == PATHS[2:]
+        await register(other, build, write(build, "b", index_bytes(build, FILES[2:])))
+        assert (await other("POST", at(build, "/finish"))).json["progress"]["files-done"] == 6
+    assert (await table("GET", at(build))).json["state"] == "completed"
+
+
+async def test_large_tables_are_counted_beside_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
+    build = await begin(table)
+    await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
+    assert await missing(table, build) == PATHS[2:]

@@ -1,0 +1,126 @@
+"""Lookups and bitmaps while index files are far away: the answers of a server that has them, by a few range reads."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.index.files import remote as cold
+from tests.api.client import Api
+from tests.api.indexes.test_bitmaps import decoded, filter_json, indexed_table, pages, some_tree
+from tests.api.indexes.test_lookups import a_table, as_json, ask, told, wanted
+from tests.api.rest.stored import Stored, some_row
+from tests.planner.lakes.tables import Watched
+from tests.server.rig import Running, running
+
+
+class Afar(Watched):
+    """Whole index files do not come before `let_go`."""
+
+    whole = asyncio.Event()
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        if location.endswith(".puffin"):
+            await self.whole.wait()
+        return await super().read(location, limit_bytes=limit_bytes)
+
+    def let_go(self) -> None:
+        self.whole.set()
+
+
+@pytest.fixture
+async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)  # so that nothing is there by chance
+    async with running(tmp_path, index_whole_bytes=0) as server:
+        yield server
+
+
+def far_away(server: Running) -> Afar:
+    """From now on."""
+    storage = Afar(server.parts.objects)
+    storage.whole = asyncio.Event()
+    server.parts.indexes._objects = storage
+    return storage
+
+
+async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running) -> None:
+    api, rng = Api(served), random.Random(7)
+    stored = await a_table(api, rng, version=2, partitioned=False)
+    await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data, parts=3)
+    storage = far_away(served)
+    for snapshot in stored.snapshots:
+        for count in (1, 5, 16):
+            keys = [some_row(rng, 1)[:2] for _ in range(count)]
+            given = [as_json((name, id)) for id, name in keys]
+            answer = await ask(api, given, index="keys", **{"snapshot-id": snapshot.id})
+            assert told(answer) == wanted(stored, snapshot, keys, (1, 2))
+            assert answer["complete"]
+    assert storage.ranges
+    assert not any(name.endswith(".puffin") for name in storage.reads)
+
+
+async def test_many_keys_wait_for_the_whole_file(served: Running) -> None:
+    api, rng = Api(served), random.Random(8)
+    stored = await a_table(api, rng)
+    await stored.index("keys", "record", ["id"], stored.snapshots[-1].data)
+    storage = far_away(served)
+    keys = [some_row(rng, 1)[:1] for _ in range(30)]
+    asking = asyncio.create_task(ask(api, list(map(as_json, keys)), index="keys"))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    storage.let_go()
+    assert told(await asking) == wanted(stored, stored.snapshots[-1], keys, (1,))
+
+
+async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
+    api, rng = Api(served), random.Random(9)
+    await indexed_table(api, rng)
+    trees = [some_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
+    bodies: list[dict[str, Any]] = [{"filter": filter_json(tree), "limit": 2} for tree in trees]
+    storage = far_away(served)
+    by_range = [await pages(api, body) for body in bodies]
+    assert storage.ranges
+    assert not any(name.endswith(".puffin") for name in storage.reads)
+    storage.let_go()
+    for body, found in zip(bodies, by_range, strict=True):
+        assert await pages(api, body) == found
+    assert sum(one["exact"] for found in by_range for one in found) > 20
+
+
+@pytest.mark.parametrize("kind", ["bitmap", "record"])
+async def test_damage_far_away_is_no_wrong_answer_and_is_put_aside(served: Running, kind: str) -> None:
+    api = Api(served)
+    stored = await Stored.create(api)
+    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    await stored.commit(files)
+    await stored.index("by_id", kind, ["id"], files)
+    (path,) = (stored.folder / "metadata" / "seamark-index").glob("**/*.puffin")
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    storage = far_away(served)
+
+    async def asked() -> Any:
+        if kind == "record":
+            return [(await ask(api, list(range(n, n + 10)), index="by_id"))["complete"] for n in range(0, 1000, 10)]
+        (one,) = await pages(api, {"where": "id = 3"})
+        return decoded(one["rows"]), one["exact"]
+
+    asking = asyncio.create_task(asked())
+    while not any(name.endswith(".puffin") for name in storage.reads):
+        storage.let_go()  # what was found damaged by range is looked at as a whole
+        await asyncio.sleep(0.01)
+    found = await asking
+    assert found == (None, False) if kind == "bitmap" else not all(found)
+    for _ in range(1000):
+        shown = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
+        if shown["quarantined"]:
+            break
+        await asyncio.sleep(0.02)
+    assert shown["quarantined"] == 1

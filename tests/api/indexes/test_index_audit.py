@@ -1,0 +1,262 @@
+"""What an audit tells the server: index files put aside, and a registry made anew from what lies beside the table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.api.indexes import index_audit
+from seamark.metaserver.index.files.index_file import FilesTable, assemble, read_header
+from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.kinds import bloom
+from seamark.metaserver.index.kinds.kinds import KINDS
+from tests.api.client import Api
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
+from tests.api.plans.planned import append, file_of
+from tests.planner.lakes.lake import DataFile
+from tests.server.rig import running
+
+IDS = {f"file:///t/{n}.parquet": [n, n + 100, n + 200] for n in range(1, 7)}
+"""By path, the ids in the file; by statistics each may hold any."""
+FILES = [file_of(path, 1, 999, rows=3) for path in IDS]
+REBUILD = f"{INDEXES}/rebuild-registry"
+
+
+@pytest.fixture
+async def table(api: Api) -> Api:
+    """`db.t`: 6 files, and a bloom index `i` of which nothing is built."""
+    return await made(api)
+
+
+async def made(api: Api) -> Api:
+    await api.table()
+    await append(api, "t", FILES, snapshot_id=1, manifests=2)
+    await define(api, kind="bloom", columns=["id"], fpp=1e-6)
+    return api
+
+
+def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
+    """An index file that is sound through and through."""
+    paths, sizes, records = zip(*((one.path, one.size, one.record_count) for one in files), strict=True)
+    listed = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    builts = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
+    given = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
+    blob = map(memoryview, bloom.encode(builts))
+    return b"".join(assemble(build["definition-id"], "bloom", listed, blob, **given))
+
+
+async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
+    """A build with an index file for each group registered, and where they are."""
+    build = await begin(api)
+    sent = [write(build, str(number), real(build, group)) for number, group in enumerate(groups)]
+    assert (await register(api, build, *sent)).status == 200
+    return build, [one["location"] for one in sent]
+
+
+async def kept(api: Api, where: str) -> list[str]:
+    """Paths of the files that a plan keeps."""
+    answer = await api("POST", "/api/v1/tables/db/t/explain", {"where": where, "files": True})
+    assert answer.status == 200, answer.raw
+    return [file["file-path"] for file in answer.json["kept"]]
+
+
+async def quarantine(api: Api, location: str, reason: str = "it lies", name: str = "i", **more: Any) -> Any:
+    return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **more})
+
+
+def place_of_blob(location: str) -> int:
+    """Somewhere in it where no zeros fill up."""
+    data = Path(location.removeprefix("file://")).read_bytes()
+    header = read_header(data, len(data), location)
+    return header.offset + 8
+
+
+def flip(location: str, place: int) -> None:
+    path = Path(location.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+async def test_plans_use_a_quarantined_index_file_no_more_and_it_is_built_again(table: Api) -> None:
+    build, (first, second) = await built(table, FILES[:3], FILES[3:])
+    assert await kept(table, "id = 102") == [FILES[1].path]
+    answer = await quarantine(table, first)
+    assert (answer.status, answer.json) == (200, {"location": first, "state": "quarantined", "reason": "it lies"})
+    assert await kept(table, "id = 102") == [file.path for file in FILES[:3]]
+    index = await shown(table)
+    assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
+    assert {one["location"]: one["state"] for one in index["index-files"]} == {first: "quarantined", second: "live"}
+    assert await missing(table, build) == [file.path for file in FILES[:3]]
+    await register(table, build, write(build, "again", real(build, FILES[:3])))
+    assert (await shown(table))["health"] == "ok"
+    assert await kept(table, "id = 102") == [FILES[1].path]
+
+
+async def test_to_quarantine_twice_is_once_and_a_superseded_file_stays_superseded(table: Api) -> None:
+    build, (first, second) = await built(table, FILES[:3], FILES[3:])
+    merged = write(build, "merged", real(build, FILES[3:], level=1))
+    await register(table, build, merged, replaces=[second])
+    await quarantine(table, first)
+    assert (await quarantine(table, first, "another reason")).json["reason"] == "it lies"
+    assert (await quarantine(table, second)).json["state"] == "superseded"
+    assert (await quarantine(table, second, check=True)).json["state"] == "superseded"
+
+
+async def test_an_index_file_that_is_to_be_checked_is_quarantined_only_where_it_is_damaged(table: Api) -> None:
+    _, (first, second) = await built(table, FILES[:3], FILES[3:])
+    assert (await quarantine(table, first, check=True)).json == {"location": first, "state": "live", "reason": None}
+    flip(first, place_of_blob(first))
+    answer = (await quarantine(table, first, "found by night", check=True)).json
+    assert answer["state"] == "quarantined"
+    assert answer["reason"].startswith("found by night; ")
+    Path(second.removeprefix("file://")).unlink()
+    assert (await quarantine(table, second, check=True)).json["state"] == "quarantined"
+    assert (await shown(table))["files"] == 0
+
+
+async def test_only_registered_index_files_of_the_index_are_quarantined(table: Api) -> None:
+    build, (first,) = await built(table, FILES)
+    await define(table, "other", kind="bitmap", columns=["data"])
+    unlisted = write(build, "unlisted", real(build, FILES))["location"]
+    for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
+        assert (await quarantine(table, location, name=name)).error[0] == 404, (name, location)
+    for body in ({"location": first}, {"location": first, "reason": " "}, {"location": 1, "reason": "x"}, {}):
+        assert (await table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
+    assert (await quarantine(table, first, name="bucket:x")).error[0] == 400
+    assert (await shown(table))["quarantined"] == 0
+
+
+async def test_a_long_reason_is_cut(table: Api) -> None:
+    _, (first,) = await built(table, FILES)
+    assert (await quarantine(table, first, "x" * 5000)).json["reason"] == "x" * 1000
+
+
+async def test_a_registry_lost_with_its_database_is_made_anew_and_plans_are_the_same(tmp_path: Path) -> None:
+    warehouse = (tmp_path / "warehouse").as_uri()
+    async with running(tmp_path / "first", warehouse=warehouse) as server:
+        api = await made(Api(server))
+        _, locations = await built(api, FILES[:2], FILES[2:5])
+        before = [await kept(api, f"id = {100 + n}") for n in range(9)]
+        location = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    assert [len(paths) for paths in before] == [1, 2, 2, 2, 2, 2, 1, 1, 1]
+    async with running(tmp_path / "second", warehouse=warehouse) as server:
+        api = Api(server)
+        answer = await api("POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": location})
+        assert answer.status == 200
+        assert (await shown(api))["files"] == 0
+        assert [len(await kept(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
+        told = (await api("POST", REBUILD)).json
+        assert told["registered"] == [
+            {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
+        ]
+        assert (told["known"], told["redundant"], told["left-out"]) == (0, 0, [])
+        assert [await kept(api, f"id = {100 + n}") for n in range(9)] == before
+        index = await shown(api)
+        assert {one["location"]: one["state"] for one in index["index-files"]} == dict.fromkeys(locations, "live")
+        assert (index["files"], index["health"]) == (5, "behind")
+        again = (await api("POST", REBUILD)).json
+        assert (again["known"], again["registered"], again["redundant"]) == (2, [], 0)
+
+
+def size(location: str) -> int:
+    return Path(location.removeprefix("file://")).stat().st_size
+
+
+async def test_of_files_that_describe_the_same_the_merged_and_the_newer_are_taken(table: Api) -> None:
+    build = await begin(table)
+    for name, files, level, age in (
+        ("old", FILES[:3], 0, 30),
+        ("new", FILES[:3], 0, 20),
+        ("merged", FILES[2:5], 1, 40),
+        ("part of merged", FILES[3:5], 0, 10),
+        ("alone", FILES[5:], 0, 50),
+    ):
+        path = Path(write(build, name, real(build, files, level=level))["location"].removeprefix("file://"))
+        os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
+    told = (await table("POST", REBUILD)).json
+    assert (told["registered"][0]["index-files"], told["redundant"]) == (3, 2)
+    names = {Path(one["location"]).name for one in (await shown(table))["index-files"]}
+    assert names == {"new", "merged", "alone"}
+    assert (await shown(table))["files"] == 6
+
+
+async def test_what_was_put_aside_stays_and_its_twin_is_taken(table: Api) -> None:
+    build, (first,) = await built(table, FILES[:3])
+    await quarantine(table, first)
+    twin = write(build, "twin", real(build, FILES[:3]))["location"]
+    told = (await table("POST", REBUILD)).json
+    assert (told["known"], told["registered"][0]["index-files"]) == (1, 1)
+    states = {one["location"]: one["state"] for one in (await shown(table))["index-files"]}
+    assert states == {first: "quarantined", twin: "live"}
+
+
+async def test_what_others_cover_already_is_not_registered_unless_they_cannot_be_read(table: Api) -> None:
+    build, (first,) = await built(table, FILES[:3])
+    write(build, "twin", real(build, FILES[:3]))
+    told = (await table("POST", REBUILD)).json
+    assert (told["registered"], told["redundant"]) == ([], 1)
+    path = Path(first.removeprefix("file://"))
+    path.write_bytes(path.read_bytes()[:-1])
+    async with running(table.server.parts.settings.home) as other:  # one that has not read it yet
+        told = (await Api(other)("POST", REBUILD)).json
+    assert told["registered"][0]["files"] == 3
+
+
+async def test_nothing_is_registered_that_is_not_an_index_file_of_the_table(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = await begin(table)
+    with monkeypatch.context() as newer:
+        newer.setattr(KINDS["bloom"], "version", 99)
+        future = real(build, FILES)
+    wrong = {
+        "another table": index_bytes(build, FILES, table_uuid="00000000-0000-0000-0000-000000000000"),
+        "another index": index_bytes(build, FILES, definition='{"kind":"bloom","terms":[]}'),
+        "another kind": index_bytes(build, FILES, kind="bitmap"),
+        "short": real(build, FILES)[:-1],
+        "flipped": real(build, FILES)[:20] + b"\xff" + real(build, FILES)[21:],
+        "text": b"hello",
+        "empty": b"",
+        "future": future,
+    }
+    for name, data in wrong.items():
+        write(build, name, data)
+    write(build, ".half-written", real(build, FILES)[:100])
+    told = (await table("POST", REBUILD)).json
+    assert (told["registered"], told["left-out-files"]) == ([], len(wrong))
+    reasons = {Path(one["location"]).name: one["reason"] for one in told["left-out"]}
+    assert set(reasons) == set(wrong)
+    assert "00000000" in reasons["another table"]
+    assert "version 99" in reasons["future"]
+    assert (await shown(table))["index-files"] == []
+
+
+async def test_a_dropped_index_gets_its_files_back_with_its_definition(table: Api, tmp_path: Path) -> None:
+    build = await begin(table)
+    write(build, "a", real(build, FILES))
+    await table("DELETE", f"{INDEXES}/i")
+    assert (await table("POST", REBUILD)).json["left-out-files"] == 1
+    await define(table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
+    assert (await table("POST", REBUILD)).json["registered"][0]["index"] == "j"
+
+
+async def test_a_table_without_indexes_or_of_nobody_has_nothing_to_register(api: Api) -> None:
+    assert (await api("POST", REBUILD)).error[0] == 404
+    await api.table()
+    told = (await api("POST", REBUILD)).json
+    assert (told["known"], told["registered"], told["left-out-files"]) == (0, [], 0)
+
+
+async def test_a_folder_of_too_many_files_is_refused(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = await begin(table)
+    for name in "abc":
+        write(build, name, real(build, FILES))
+    monkeypatch.setattr(index_audit, "FOLDER_FILES_MAX", 2)
+    assert (await table("POST", REBUILD)).error[0] == 413

@@ -1,0 +1,69 @@
+"""A merge is told which data files no snapshot holds any more, and of none that one still does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api.indexes import index_unregistered as index_unheld
+from tests.api.client import Answer, Api
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, register, write
+from tests.api.plans.planned import append, file_of
+
+FILES = [file_of(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
+
+
+@pytest.fixture
+async def built(api: Api) -> tuple[Api, list[str]]:
+    """`db.t` of six files, and two index files: of the first four, and of the rest."""
+    await api.table()
+    await append(api, "t", FILES, snapshot_id=1, manifests=2)
+    await define(api)
+    build = await begin(api)
+    sent = [write(build, name, index_bytes(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))]
+    assert (await register(api, build, *sent)).status == 200
+    return api, [one["location"] for one in sent]
+
+
+async def asked(api: Api, locations: list[str], name: str = "i") -> Answer:
+    return await api("POST", f"{INDEXES}/{name}/unheld", {"index-files": locations})
+
+
+async def expire(api: Api, *snapshot_ids: int) -> None:
+    updates: list[dict[str, Any]] = [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]
+    answer = await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
+    assert answer.status == 200, answer.raw
+
+
+async def test_a_data_file_is_held_as_long_as_any_snapshot_has_it(built: tuple[Api, list[str]]) -> None:
+    api, locations = built
+    assert (await asked(api, locations)).json == {"unheld": {}, "complete": True}
+    await append(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
+    await append(api, "t", FILES[1:2], snapshot_id=3, branch="kept")
+    assert (await asked(api, locations)).json == {"unheld": {}, "complete": True}
+    await expire(api, 1)
+    assert (await asked(api, locations)).json == {
+        "unheld": {locations[0]: [2, 3], locations[1]: [0]},
+        "complete": True,
+    }
+    assert (await asked(api, locations[1:])).json == {"unheld": {locations[1]: [0]}, "complete": True}
+
+
+@pytest.mark.parametrize(("limit", "value"), [("SNAPSHOTS_MAX", 0), ("SECONDS_MAX", -1.0)])
+async def test_nothing_is_told_where_it_would_take_too_long(
+    built: tuple[Api, list[str]], monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    api, locations = built
+    await append(api, "t", FILES[:1], snapshot_id=2)
+    await expire(api, 1)
+    monkeypatch.setattr(index_unheld, limit, value)
+    assert (await asked(api, locations)).json == {"unheld": {}, "complete": False}
+
+
+async def test_what_is_no_live_index_file_is_refused_by_name(built: tuple[Api, list[str]]) -> None:
+    api, locations = built
+    answer = await asked(api, [*locations, "file:///elsewhere"])
+    assert (answer.status, "file:///elsewhere" in answer.json["error"]["message"]) == (409, True)
+    assert (await asked(api, locations, "unknown")).status == 404
+    assert (await api("POST", f"{INDEXES}/i/unheld", {"index-files": ["x"] * 1001})).status == 400

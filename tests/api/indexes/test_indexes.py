@@ -1,0 +1,315 @@
+"""Indexes over HTTP: defining commits to the table, listings say how each stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.client import Api, set_properties
+from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
+from tests.api.plans.planned import append, file_of
+from tests.server.rig import running
+
+FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
+
+
+@pytest.fixture
+async def table(api: Api) -> Api:
+    """`db.t`: 6 files in 2 manifests."""
+    await api.table()
+    await append(api, "t", FILES, snapshot_id=1, manifests=2)
+    return api
+
+
+async def properties(api: Api) -> dict[str, str]:
+    found = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    return {key: value for key, value in found.items() if key.startswith("seamark.")}
+
+
+async def commit(api: Api, body: dict[str, Any]) -> int:
+    return (await api("POST", "/v1/namespaces/db/tables/t", body)).status
+
+
+async def test_an_index_is_defined_in_the_tables_properties_and_listed(table: Api) -> None:
+    made = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
+    assert json.loads((await properties(table))["seamark.index.ids"]) == {
+        "kind": "bloom",
+        "columns": ["id"],
+        "field-ids": [1],
+        "fpp": 0.001,
+    }
+    listed = (await table("GET", INDEXES)).json
+    assert listed["snapshot-id"] == 1
+    assert made.pop("index-files") == []
+    assert listed["indexes"] == [made]
+    assert made == {
+        "name": "ids",
+        "kind": "bloom",
+        "state": "enabled",
+        "definition": "bloom(id, fpp=0.001)",
+        "definition-id": made["definition-id"],
+        "columns": ["id"],
+        "field-ids": [1],
+        "fpp": 0.001,
+        "health": "behind",
+        "problem": None,
+        "files": 0,
+        "files-total": 6,
+        "rows": 0,
+        "rows-total": 210,
+        "lag-files": 6,
+        "lag-files-of-refs": 0,
+        "audited-ms": None,
+        "size-in-bytes": 0,
+        "levels": {},
+        "quarantined": 0,
+        "used": None,
+    }
+
+
+async def test_what_the_body_leaves_out_stays_as_it_is(table: Api) -> None:
+    await define(table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
+    paused = await define(table, "i", state="paused")
+    assert (paused["definition"], paused["state"], paused["health"]) == (
+        "bloom(lower(data), fpp=0.25)",
+        "paused",
+        "paused",
+    )
+    changed = await define(table, "i", columns=["id"])
+    assert (changed["definition"], changed["state"]) == ("bloom(id, fpp=0.25)", "paused")
+    other = await define(table, "i", kind="bitmap", state="enabled")
+    assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
+
+
+async def test_saying_the_same_again_commits_nothing(table: Api) -> None:
+    await define(table)
+    before = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    await define(table)
+    await define(table, state="enabled")
+    assert (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status", "told"),
+    [
+        ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
+        ("i", {"kind": "bitmap", "columns": ["nope"]}, 400, "no such column"),
+        ("i", {"kind": "bitmap", "columns": ["id", "data"]}, 400, "on one column"),
+        ("i", {"kind": "bitmap", "columns": []}, 400, "needs a column"),
+        ("i", {"kind": "bitmap"}, 400, "set kind"),
+        ("i", {"columns": ["id"]}, 400, "set kind"),
+        ("i", {"state": "paused"}, 400, "index i does not exist"),
+        ("i", {"kind": "bitmap", "columns": ["id"], "fpp": 0.1}, 400, "fpp"),
+        ("i", {"kind": "bloom", "columns": ["id"], "fpp": 7}, 400, "fpp"),
+        ("i", {"kind": "bloom", "columns": ["id"], "state": "asleep"}, 400, "asleep"),
+        ("i", {"kind": "bloom", "columns": ["id"], "more": 1}, 400, "more"),
+        ("i", {"kind": "bloom", "columns": "id"}, 400, "columns"),
+        ("-i", {"kind": "bloom", "columns": ["id"]}, 400, "cannot name an index"),
+        ("bucket:id", {"kind": "bloom", "columns": ["id"]}, 400, "partition spec"),
+        ("twin", {"kind": "record", "columns": ["id"]}, 409, "The index there has the same definition"),
+    ],
+)
+async def test_a_definition_that_makes_no_sense_is_refused(
+    table: Api, name: str, body: dict[str, Any], status: int, told: str
+) -> None:
+    await define(table, "there", kind="record", columns=["id"])
+    before = await properties(table)
+    answer = await table("PUT", f"{INDEXES}/{name}", body)
+    assert answer.error[0] == status, answer.raw
+    assert told in answer.error[2]
+    assert await properties(table) == before
+
+
+async def test_an_index_that_is_dropped_is_gone_and_defined_again_finds_what_was_built(table: Api) -> None:
+    await define(table)
+    build = await begin(table)
+    assert (await register(table, build, write(build, "a", index_bytes(build, FILES[:4])))).status == 200
+    assert (await table("DELETE", f"{INDEXES}/i")).status == 204
+    assert await properties(table) == {}
+    assert (await table("GET", f"{INDEXES}/i")).error[0] == 404
+    assert (await table("DELETE", f"{INDEXES}/i")).error[0] == 404
+    again = await define(table, "another")
+    assert (again["files"], again["rows"], again["lag-files"]) == (4, 100, 2)
+
+
+async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api) -> None:
+    await define(table)
+    build = await begin(table)
+    gone = file_of("file:///t/gone.parquet", 0, 0, rows=999)
+    replaced = file_of(FILES[0].path, 1, 1, rows=11)
+    one = write(build, "one", index_bytes(build, [*FILES[1:3], gone, replaced]))
+    two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
+    assert (await register(table, build, one, two)).status == 200
+    found = await shown(table)
+    assert (found["files"], found["rows"], found["lag-files"], found["health"]) == (5, 200, 1, "behind")
+    assert found["levels"] == {"0": 1, "2": 1}
+    assert found["size-in-bytes"] == one["size-in-bytes"] + two["size-in-bytes"]
+    assert {file["location"]: (file["files"], file["state"]) for file in found["index-files"]} == {
+        one["location"]: (4, "live"),
+        two["location"]: (4, "live"),
+    }
+    three = write(build, "three", index_bytes(build, FILES))
+    await register(table, build, three, replaces=[one["location"], two["location"]])
+    found = await shown(table)
+    assert (found["files"], found["lag-files"], found["health"]) == (6, 0, "ok")
+    assert [file["state"] for file in found["index-files"]] == ["superseded", "superseded", "live"]
+    await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    assert (await shown(table))["lag-files"] == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+async def test_an_index_file_that_is_damaged_is_quarantined_and_its_files_are_missing(
+    table: Api, tmp_path: Path, damage: str
+) -> None:
+    await define(table)
+    build = await begin(table)
+    data = index_bytes(build, FILES)
+    one = write(build, "one", data)
+    await register(table, build, one)
+    assert (await shown(table))["health"] == "ok"
+    if damage == "missing":
+        Path(one["location"].removeprefix("file://")).unlink()
+    else:
+        write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
+    async with running(tmp_path) as server:  # one that has not read the file before
+        other = Api(server)
+        assert (await shown(other))["files"] == 0
+        found = await shown(other)
+        assert (found["health"], found["quarantined"], found["lag-files"]) == ("damaged", 1, 6)
+        assert one["location"] in found["index-files"][0]["reason"]
+        assert len(await missing(other, build)) == 6
+    assert (await shown(table))["files"] == 0
+
+
+async def test_a_property_that_an_engine_set_is_an_index(table: Api) -> None:
+    assert await commit(table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
+    assert (await shown(table, "typed"))["definition"] == "bitmap(data)"
+    paused = await define(table, "typed", state="paused")
+    assert (paused["field-ids"], paused["state"]) == ([2], "paused")
+
+
+async def test_a_property_that_makes_no_sense_is_listed_with_its_problem_and_can_be_replaced(table: Api) -> None:
+    await commit(table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"}))
+    listed = (await table("GET", INDEXES)).json["indexes"]
+    assert [(one["name"], one["kind"], one["health"]) for one in listed] == [
+        ("b/d", None, "broken"),
+        ("bad", None, "broken"),
+    ]
+    assert "no such column" in listed[1]["problem"]
+    sound = await define(table, "sound", kind="bitmap", columns=["id"])
+    assert set(listed[0]) == set(sound) - {"index-files"}
+    assert {one for one, value in listed[0].items() if value is not None} == {"name", "health", "problem"}
+    assert (await table("DELETE", f"{INDEXES}/sound")).status == 204
+    assert (await shown(table, "bad")) == listed[1]
+    assert "no such column" in (await table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
+    assert (await table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
+    assert (await define(table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
+    assert (await table("DELETE", f"{INDEXES}/b%2Fd")).status == 204
+    assert set(await properties(table)) == {"seamark.index.bad"}
+
+
+async def test_a_definition_follows_a_rename_and_says_when_its_column_is_gone(table: Api) -> None:
+    await define(table, "i", kind="bitmap", columns=["data"])
+    await commit(table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
+    build = await begin(table)
+    await register(table, build, write(build, "one", index_bytes(build, FILES)))
+    fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
+    renamed = {"id": 2, "name": "payload", "required": False, "type": "string"}
+    await _evolve(table, [*fields, renamed], 1)
+    found = await shown(table)
+    assert (found["columns"], found["files"]) == (["payload"], 6)
+    assert (await shown(table, "typed"))["columns"] == ["payload"]
+    await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
+    found = await shown(table)
+    assert (found["health"], found["problem"], found["field-ids"]) == (
+        "broken",
+        "The column was dropped from the table",
+        [2],
+    )
+    assert (await shown(table, "typed"))["field-ids"] == [3]
+
+
+async def test_an_index_that_is_paused_stays_on_the_column_that_it_is_on(table: Api) -> None:
+    await define(table, "i", kind="bitmap", columns=["data"])
+    fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
+    await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
+    paused = await define(table, "i", state="paused")
+    assert (paused["state"], paused["field-ids"]) == ("paused", [2])
+    await _evolve(table, fields, 2)
+    assert (await define(table, "i", state="enabled"))["field-ids"] == [2]
+
+
+async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
+    schema = {"type": "struct", "schema-id": schema_id, "fields": fields}
+    updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+    assert await commit(api, {"requirements": [], "updates": updates}) == 200
+
+
+async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api: Api) -> None:
+    spec = {"spec-id": 0, "fields": [{"source-id": 1, "transform": "bucket[8]", "name": "id_bucket"}]}
+    await api.table(**{"partition-spec": spec})
+    listed = (await api("GET", INDEXES)).json["indexes"]
+    assert [(one["name"], one["kind"], one["definition"]) for one in listed] == [
+        ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))")
+    ]
+    assert (await shown(api, "bucket:id_bucket")) == listed[0]
+    assert "partition spec" in (await api("DELETE", f"{INDEXES}/bucket:id_bucket")).error[2]
+    assert (await api("POST", f"{INDEXES}/bucket:id_bucket/builds")).error[0] == 400
+
+
+async def test_a_table_without_a_snapshot_and_an_index_of_nothing(api: Api) -> None:
+    await api.table()
+    made = await define(api)
+    assert (made["files-total"], made["health"]) == (0, "ok")
+    assert (await api("GET", INDEXES)).json["snapshot-id"] is None
+    assert (await api("GET", "/api/v1/tables/db/nope/indexes")).error[0] == 404
+    assert (await api("PUT", "/api/v1/tables/db/nope/indexes/i", {"kind": "bitmap", "columns": ["id"]})).error[0] == 404
+
+
+async def test_definitions_race_with_commits_of_others_and_all_of_them_stand(table: Api) -> None:
+    async def define_one(number: int) -> int:
+        body = {"kind": "bloom", "columns": ["id"], "fpp": (number + 1) / 100}
+        return (await table("PUT", f"{INDEXES}/i{number}", body)).status
+
+    async def commit_one(number: int) -> int:
+        return await commit(table, set_properties(**{f"p{number}": "x"}))
+
+    results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
+    assert results == [200] * 16
+    found = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    assert {f"p{number}" for number in range(8)} <= set(found)
+    assert set(await properties(table)) == {f"seamark.index.i{number}" for number in range(8)}
+
+
+async def test_use_is_told_as_the_planner_counts_it(api: Api) -> None:
+    uuid = (await api.table())["metadata"]["table-uuid"]
+    made = await define(api)
+    assert made["used"] is None
+    usage = api.server.parts.usage
+    usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
+    usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
+    usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
+    assert (await shown(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
+
+
+async def test_dropping_a_table_for_good_forgets_its_index_files_and_deletes_them(table: Api) -> None:
+    await define(table)
+    build = await begin(table)
+    one = write(build, "one", index_bytes(build, FILES))
+    await register(table, build, one)
+    left = write(build, "never-registered", b"x")
+    store = table.server.parts.store
+    assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    assert len(await store.index_files(build["table-uuid"])) == 1
+    (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
+    assert (await table("POST", f"/api/v1/dropped/{dropped['id']}/undrop")).status == 200
+    assert (await shown(table))["files"] == 6
+    assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
+    assert (await table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
+    assert await store.index_files(build["table-uuid"]) == []
+    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (one, left))

@@ -1,0 +1,346 @@
+"""Rows by their keys over HTTP, against the rows that a reader sees."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from tests.api.client import Api
+from tests.api.rest.stored import Row, Snapshot, Stored, some_row
+
+Found = tuple[int, str, int]
+"""Number of the key, path, position."""
+LOOKUP = "/api/v1/tables/db/t/lookup"
+
+
+def stream(table: pa.Table, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+async def ask(api: Api, keys: Sequence[Any], **more: Any) -> dict[str, Any]:
+    answer = await api("POST", LOOKUP, {"keys": list(keys), **more})
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
+    headers = {"Content-Type": ARROW_STREAM, "Accept": ARROW_STREAM}
+    answer = await api("POST", f"{LOOKUP}?{query}", stream(keys), headers=headers)
+    assert answer.status == 200, answer.raw
+    return pa.ipc.open_stream(answer.raw).read_all()
+
+
+def wanted(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
+    """All live rows, by plain comparison of their texts, as NaN is NaN here."""
+    by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
+    for path, position, row in stored.live_rows(snapshot):
+        by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
+    return sorted(
+        (number, *found) for number, key in enumerate(keys) for found in by_key.get(tuple(map(repr, key)), [])
+    )
+
+
+def told(answer: dict[str, Any]) -> list[Found]:
+    assert not any("undecided" in row for row in answer["rows"])
+    return sorted((row["key"], row["file-path"], row["position"]) for row in answer["rows"])
+
+
+def as_json(key: Row) -> list[Any]:
+    return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in key]
+
+
+async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
+    """Some files, deletes of what kinds the version has, more files."""
+    stored = await Stored.create(api, **options)
+    for _ in range(3):
+        files = []
+        for _ in range(rng.choice([1, 2, 3])):
+            part = rng.choice([1, 2])
+            files.append(stored.data_file([some_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
+        live = [*(stored.snapshots[-1].data if stored.snapshots else []), *files]
+        await stored.commit(files)
+        await stored.commit(deletes=some_deletes(stored, live, rng))
+    return stored
+
+
+def some_deletes(stored: Stored, live: Sequence[Any], rng: random.Random) -> list[Any]:
+    made: list[Any] = []
+    spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
+    taken = {delete.referenced for one in stored.snapshots[-1:] for delete in one.deletes if delete.is_vector}
+    for part in (1, 2):
+        mine = [file for file in live if not stored.partitioned or file.partition == (part,)]
+        chosen = [file for file in mine if rng.random() < 0.5]
+        if not chosen:
+            continue
+        if stored.version > 2:
+            fresh = {file.path: spots[file.path] for file in chosen if file.path not in taken}
+            taken |= set(fresh)
+            made += stored.vectors(fresh, part)
+        else:
+            made.append(stored.position_deletes([(file.path, at) for file in chosen for at in spots[file.path]], part))
+            one = rng.choice(chosen)
+            made.append(stored.position_deletes([(one.path, at) for at in spots[one.path]], part, named=True))
+        ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
+        rows = [some_row(rng, part) for _ in range(3)]
+        made.append(stored.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+    return made
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("columns", [["id"], ["name", "id"], ["price"]])
+async def test_lookups_are_scans_in_every_snapshot(
+    api: Api, version: int, partitioned: bool, columns: list[str]
+) -> None:
+    for seed in range(2):
+        rng = random.Random(f"{seed} {version} {partitioned} {columns}")
+        stored = await a_table(api, rng, version=version, partitioned=partitioned)
+        ids = [("id", "name", "price", "part").index(one) + 1 for one in columns]
+        await stored.index("keys", "record", columns, stored.snapshots[-1].data, parts=2)
+        for snapshot in stored.snapshots:
+            rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
+            keys = [tuple(row[at - 1] for at in ids) for row in rows]
+            answer = await ask(api, list(map(as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
+            expected = wanted(stored, snapshot, keys, ids)
+            assert told(answer) == expected, f"seed {seed}"
+            assert answer["complete"]
+            assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
+        assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+
+
+async def two_files(api: Api, **options: Any) -> tuple[Stored, list[Any]]:
+    stored = await Stored.create(api, **options)
+    files = [stored.data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
+    await stored.commit(files)
+    return stored, files
+
+
+async def test_an_arrow_batch_is_answered_as_its_keys_are_one_by_one(api: Api) -> None:
+    rng = random.Random(5)
+    stored = await a_table(api, rng)
+    await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data)
+    keys = [some_row(rng, 1)[:2] for _ in range(1000)]
+    table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
+    for query in ("index=keys", "partitions=true"):
+        found = await ask_arrow(api, table, query)
+        expected = wanted(stored, stored.snapshots[-1], keys, (1, 2))
+        columns = [found.column(name).to_pylist() for name in ("key", "file_path", "position")]
+        assert sorted(zip(*columns, strict=True)) == expected
+        assert columns[0] == sorted(columns[0])
+        assert len(expected) > 100
+        about = {name.decode(): value.decode() for name, value in found.schema.metadata.items()}
+        assert (about["index"], about["keys"], about["complete"]) == ("keys", "1000", "true")
+        assert about["missing"] == str(len(keys) - len({one[0] for one in expected}))
+    assert set(found.column("partition").to_pylist()) == {"{}"}
+
+
+async def test_a_lookup_tells_which_live_files_the_index_does_not_cover(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id"], files[:1])
+    answer = await ask(api, [5, 105], index="keys")
+    assert told(answer) == [(0, files[0].path, 5)]
+    assert (answer["complete"], answer["uncovered-files"], answer["uncovered"]) == (False, 1, [files[1].path])
+    assert answer["missing"] == [1]
+    await stored.commit(removed=[files[1].path])
+    assert (await ask(api, [5], index="keys"))["complete"]
+    await stored.commit([stored.data_file([])])
+    assert (await ask(api, [5], index="keys"))["complete"], "a file without rows has none to miss"
+
+
+async def test_a_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id"], files)
+    (path,) = (stored.folder / "metadata" / "seamark-index").glob("**/*.puffin")
+    data = bytearray(path.read_bytes())
+    data[4100:4200] = bytes(100)
+    path.write_bytes(data)
+    for _ in range(2):
+        answer = await ask(api, [5, 105], index="keys")
+        assert (answer["rows"], answer["complete"], answer["uncovered-files"]) == ([], False, 2)
+
+
+async def test_two_index_files_of_one_data_file_tell_of_each_row_once(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id"], files)
+    await stored.index("keys", "record", ["id"], files[:1])
+    assert told(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
+
+
+async def test_rows_tell_their_partition_when_asked(api: Api) -> None:
+    stored, files = await two_files(api, partitioned=True)
+    await stored.index("keys", "record", ["id"], files)
+    row = (await ask(api, [5], index="keys", partitions=True))["rows"][0]
+    assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
+
+
+async def test_keys_of_functions_are_asked_for_by_what_the_functions_yield(api: Api) -> None:
+    stored = await Stored.create(api)
+    file = stored.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
+    await stored.commit([file])
+    await stored.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
+    found = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
+    assert sorted(row["position"] for row in found["rows"]) == [0, 1]
+    assert (await ask(api, [["Ab", n] for n in range(4)], index="keys"))["rows"] == []
+
+
+async def test_zeros_are_two_keys_and_a_delete_that_makes_them_one_leaves_the_row_undecided(api: Api) -> None:
+    stored = await Stored.create(api)
+    file = stored.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
+    await stored.commit([file])
+    await stored.index("keys", "record", ["price"], [file])
+    assert told(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [(n, file.path, n) for n in range(4)]
+    await stored.commit(deletes=[stored.equality_deletes([3], [(-0.0,), (float("nan"),)])])
+    answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
+    assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
+    assert answer["undecided"] == 1
+    assert [(one["file-path"], "-0.0" in one["problem"]) for one in answer["problems"]] == [(file.path, True)]
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "flipped", "of another format"])
+@pytest.mark.parametrize("kind", ["positions", "vector", "equality"])
+async def test_a_row_whose_deletes_cannot_be_read_is_undecided(api: Api, kind: str, damage: str) -> None:
+    stored, files = await two_files(api, version=3 if kind == "vector" else 2)
+    await stored.index("keys", "record", ["id"], files)
+    if kind == "vector":
+        made = stored.vectors({files[0].path: {5}})
+    elif kind == "positions":
+        made = [stored.position_deletes([(files[0].path, 5)], named=True)]
+    else:
+        made = [stored.equality_deletes([1], [(5,)])]
+    path = Path(made[0].path.removeprefix("file://"))
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "short":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:] if kind == "vector" else b"PAR2" * len(data))
+    else:
+        made = [replace(one, format="ORC", content_offset=None) for one in made]
+    await stored.commit(deletes=made)
+    answer = await ask(api, [5, 6, 105], index="keys")
+    doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
+    assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
+    assert answer["problems"][0]["file-path"] == made[0].path
+    assert answer["undecided"] == len([one for one in doubtful if one[1]])
+
+
+async def test_a_data_file_that_cannot_be_read_for_its_keys_leaves_rows_undecided(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id"], files)
+    await stored.commit(deletes=[stored.equality_deletes([2], [("n5",)])])
+    assert told(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
+    Path(files[0].path.removeprefix("file://")).unlink()
+    answer = await ask(api, [5, 6, 105], index="keys")
+    assert [(row["key"], row.get("undecided")) for row in answer["rows"]] == [(0, True), (1, True)]
+    assert answer["problems"][0]["file-path"] == files[0].path
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ({"keys": [1], "index": "nope"}, 404, "no index 'nope'"),
+        ({"keys": [1], "index": "marks"}, 400, "keys on record(id, name)"),
+        ({"keys": [1]}, 400, "keys on record(id, name)"),
+        ({"keys": [[1, "a"]], "columns": ["id"]}, 400, "No record index is on id"),
+        ({"keys": [[1, "a"]], "columns": ["id", "color"]}, 400, "color"),
+        ({"keys": [[1, "a"]], "index": "keys", "columns": ["id"]}, 400, "not on id"),
+        ({"keys": 1, "index": "keys"}, 400, "must be a list"),
+        ({"index": "keys"}, 400, "`keys`"),
+        ({"keys": [1], "index": "keys"}, 400, "Key 0 is 1, not a list of values for id, name"),
+        ({"keys": [[1, "a"], [1]], "index": "keys"}, 400, "Key 1 has 1 values"),
+        ({"keys": [{"id": 1}], "index": "keys"}, 400, "Key 0 lacks name"),
+        ({"keys": [{"id": 1, "name": "a", "x": 2}], "index": "keys"}, 400, "Key 0 has 'x'"),
+        ({"keys": [["one", "a"]], "index": "keys"}, 400, "Key 0, column id"),
+        ({"keys": [[True, "a"]], "index": "keys"}, 400, "Key 0, column id"),
+        ({"keys": [[1, 2]], "index": "keys"}, 400, "Key 0, column name"),
+        ({"keys": [], "index": "keys", "snapshot-id": 9}, 400, "Cannot find snapshot 9"),
+        ({"keys": [], "index": "keys", "ref": "dev"}, 400, "dev"),
+        ({"keys": [[1, "a"]] * 100_001, "index": "keys"}, 413, "keys in JSON"),
+        ({"keys": [[1, "a" * (4 << 20)]], "index": "keys"}, 413, "send more as Arrow"),
+        ({"keys": [], "index": "keys", "color": "red"}, 400, "color"),
+    ],
+)
+async def test_bad_keys_are_named(api: Api, body: dict[str, Any], status: int, told: str) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id", "name"], files)
+    await stored.index("marks", "bitmap", ["id"], files)
+    answer = await api("POST", LOOKUP, body)
+    assert answer.error[0] == status, answer.raw
+    assert told in answer.error[2]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"", 400, "not an Arrow IPC stream"),
+        (b"nonsense" * 100, 400, "not an Arrow IPC stream"),
+        (stream(pa.table({"id": [1]})), 400, "No record index is on id"),
+        (stream(pa.table({"id": ["x"], "name": ["a"]})), 400, "The column id of the keys"),
+        (stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
+        (stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
+        (stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
+    ],
+)
+async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api, body: bytes, status: int, told: str) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id", "name"], files)
+    answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
+    assert answer.error[0] == status, answer.raw
+    assert told in answer.error[2]
+
+
+async def test_values_that_no_row_can_have_are_missing_and_no_mistake(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id"], files)
+    answer = await ask(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
+    assert [row["key"] for row in answer["rows"]] == [1, 4]
+    assert answer["missing"] == [0, 2, 3, 5]
+    await stored.index("parts", "record", ["part"], files)
+    assert (await ask(api, [2**31, 1], index="parts"))["missing"] == [0]
+
+
+async def test_a_paused_index_is_not_asked(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id"], files)
+    assert (await api("PUT", "/api/v1/tables/db/t/indexes/keys", {"state": "paused"})).status == 200
+    assert "paused" in (await api("POST", LOOKUP, {"keys": [1], "index": "keys"})).error[2]
+    assert "available: none" in (await api("POST", LOOKUP, {"keys": [{"id": 1}]})).error[2]
+
+
+async def test_a_table_without_a_snapshot_has_no_rows(api: Api) -> None:
+    stored = await Stored.create(api)
+    await stored.index("keys", "record", ["id"], [])
+    answer = await ask(api, [1], index="keys")
+    assert (answer["snapshot-id"], answer["rows"], answer["missing"], answer["complete"]) == (None, [], [0], True)
+
+
+@pytest.mark.slow
+async def test_a_million_keys_are_answered_at_once(api: Api) -> None:
+    stored = await Stored.create(api)
+    files = [stored.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
+    await stored.commit(files)
+    gone = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]
+    await stored.commit(deletes=[stored.position_deletes(gone)])
+    await stored.index("keys", "record", ["id"], files, parts=2)
+    ids = np.random.default_rng(1).permutation(1_000_000)
+    found = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
+    there = ids < 600_000
+    alive = np.flatnonzero(there & ((ids // 4) % 1000 != 0))
+    assert np.array_equal(found.column("key").to_numpy(), alive)
+    assert np.array_equal(found.column("position").to_numpy(), ids[alive] // 4)
+    numbers = {file.path: n for n, file in enumerate(files)}
+    assert [numbers[path] for path in found.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()

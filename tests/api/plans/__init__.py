@@ -1,0 +1,1 @@
+"""Routes that plan scans: pages, later answers, plan tables and views, joins, explanations."""

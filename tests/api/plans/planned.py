@@ -1,0 +1,115 @@
+"""Tables for planning over HTTP: manifests that name files nobody wrote, committed as an engine would commit them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.api.client import Answer, Api
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, Style, list_bytes, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
+
+T = "/v1/namespaces/db/tables/t"
+EQ_5 = {"type": "eq", "term": "id", "value": 5}
+PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
+KINDS = {1: "long", 2: "string"}
+STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+
+
+def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
+    """A data file of `db.<table>`, whose `id` runs from `low` to `high` and whose `data` lies within `text`."""
+    metrics = {
+        1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high)),
+        2: ColumnMetrics(rows, 0, None, to_bytes("string", text[0]), to_bytes("string", text[1])),
+    }
+    return DataFile(path, 0, "PARQUET", 0, (), rows, 10_000, metrics, split_offsets=[4])
+
+
+def tens(count: int) -> list[Any]:
+    """File n holds the ids from 10 n to 10 n + 9."""
+    return [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
+
+
+async def append(
+    api: Api,
+    table: str,
+    files: Sequence[DataFile],
+    *,
+    snapshot_id: int,
+    manifests: int = 1,
+    parent: int | None = None,
+    branch: str = "main",
+) -> None:
+    """Commits a snapshot to `branch` that holds `files`, spread over `manifests`, beside those of `parent`."""
+    loaded = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
+    sequence = loaded["last-sequence-number"] + 1
+    folder = Path(loaded["location"].removeprefix("file://")) / "metadata"
+    lists = [one["manifest-list"] for one in loaded["snapshots"] if one["snapshot-id"] == parent]
+    listed: list[tuple[Manifest, int | None]] = [(one, None) for one in _KEPT.get(lists[0], [])] if lists else []
+    size = -(-len(files) // manifests)
+    for number in range(manifests):
+        part = files[number * size : (number + 1) * size]
+        listed.append((_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, loaded), None))
+    path = folder / f"snap-{snapshot_id}.avro"
+    path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
+    _KEPT[f"file://{path}"] = [manifest for manifest, _ in listed]
+    snapshot = {
+        "snapshot-id": snapshot_id,
+        "sequence-number": sequence,
+        "timestamp-ms": max(loaded["last-updated-ms"], 1_700_000_000_000) + 1,
+        "manifest-list": f"file://{path}",
+        "summary": {"operation": "append"},
+        "schema-id": loaded["current-schema-id"],
+        **({} if parent is None else {"parent-snapshot-id": parent}),
+    }
+    ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
+    body = {"requirements": [], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
+    answer = await api("POST", f"/v1/namespaces/db/tables/{table}", body)
+    assert answer.status == 200, answer.raw
+
+
+def paths(answer: Answer) -> list[str]:
+    assert answer.status == 200, answer.raw
+    return [task["data-file"]["file-path"] for task in answer.json.get("file-scan-tasks", [])]
+
+
+def numbers(answer: Answer) -> list[int]:
+    return [int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths(answer)]
+
+
+async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
+    """The numbers of all files: what is in the answer and what its plan tasks bring."""
+    found = numbers(answer)
+    for token in answer.json.get("plan-tasks", []):
+        page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
+        assert "status" not in page.json
+        found += numbers(page)
+    return found
+
+
+_KEPT: dict[str, list[Manifest]] = {}
+"""The manifests of each manifest list written here: a commit lists its parent's again."""
+
+
+def _manifest(
+    folder: Path, name: str, files: Sequence[DataFile], snapshot_id: int, sequence: int, loaded: dict[str, Any]
+) -> Manifest:
+    entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
+    data = manifest_bytes(
+        entries,
+        version=2,
+        content=0,
+        style=STYLE,
+        spec_id=0,
+        fields=(),
+        kinds=KINDS,
+        schema=loaded["schemas"][0],
+    )
+    path = folder / f"{name}.avro"
+    path.write_bytes(data)
+    rows = sum(file.record_count for file in files)
+    counts = {ADDED: (len(files), rows), EXISTING: (0, 0), DELETED: (0, 0)}
+    return Manifest(f"file://{path}", len(data), 0, 0, sequence, sequence, snapshot_id, entries, None, counts=counts)

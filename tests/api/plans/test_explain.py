@@ -1,0 +1,173 @@
+"""Explain: what it counts, what it refuses, and that it tells of the plan that an engine would get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api.plans import explain as routes
+from tests.api.client import Api
+from tests.api.plans.planned import append, file_of
+from tests.planner.lakes.cases import cases
+from tests.server.rig import running
+
+T = "/api/v1/tables/db/t"
+
+
+@pytest.fixture
+async def table(api: Api) -> Api:
+    """`db.t`: file n of 20, in 2 manifests, holds the ids from 10 n to 10 n + 9."""
+    await api.table()
+    files = [file_of(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
+    await append(api, "t", files, snapshot_id=1, manifests=2)
+    return api
+
+
+async def explained(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
+    answer = await api("POST", f"{path}/explain", body)
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def test_stages_say_what_came_in_was_removed_and_is_left(table: Api) -> None:
+    found = await explained(table, where="id >= 150 AND data < 'm'")
+    assert (found["files"], found["bytes"], found["records"], found["delete-files"]) == (5, 50_000, 500, 0)
+    assert found["stages"][0] | {"microseconds": 0} == {
+        "name": "manifests",
+        "files-in": 20,
+        "files-removed": 0,
+        "files-left": 20,
+        "bytes-in": 200_000,
+        "bytes-removed": 0,
+        "bytes-left": 200_000,
+        "microseconds": 0,
+        "complete": True,
+    }
+    for before, after in zip(found["stages"], found["stages"][1:], strict=False):
+        assert (after["files-in"], after["bytes-in"]) == (before["files-left"], before["bytes-left"])
+        assert after["files-in"] - after["files-removed"] == after["files-left"]
+    assert found["stages"][-1]["files-left"] == 5
+    assert [column["name"] for column in found["columns"]] == ["id", "data"]
+    assert found["columns"][0] == {"name": "id", "id": 1, "type": "long"}
+    assert found["not-used"] == []
+    assert found["residuals"] == [{"residual": found["filter"], "files": 5}]
+    assert "kept" not in found
+
+
+async def test_files_that_are_left_are_listed_on_demand_up_to_a_limit(table: Api) -> None:
+    found = await explained(table, where="id >= 150", files=True, limit=2)
+    assert [file["file-path"] for file in found["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
+    assert found["files"] == 5
+    assert (await explained(table, where="id > 900", files=True))["kept"] == []
+
+
+async def test_what_sql_says_and_an_expression_cannot_is_told_and_prunes_nothing(table: Api) -> None:
+    found = await explained(table, where="id = 5 OR length(data) = 3")
+    assert (found["files"], found["not-used"], found["filter"]) == (20, ["LENGTH(data) = 3"], True)
+    found = await explained(table, where="id = 5 AND length(data) = 3")
+    assert (found["files"], found["not-used"]) == (1, ["LENGTH(data) = 3"])
+
+
+async def test_a_filter_may_be_an_expression_of_the_standard(table: Api) -> None:
+    wanted = {"type": "lt", "term": "ID", "value": 25}
+    assert (await explained(table, filter=wanted, **{"case-sensitive": False}))["files"] == 3
+    assert (await explained(table))["files"] == 20
+    answer = await table("POST", f"{T}/explain", {"filter": wanted})
+    assert answer.error[:2] == (400, "BadRequestException")
+
+
+async def test_any_snapshot_is_explained(table: Api) -> None:
+    more = [file_of("file:///t/20.parquet", 200, 209)]
+    await append(table, "t", more, snapshot_id=2, parent=1)
+    assert (await explained(table))["files"] == 21
+    assert (await explained(table, **{"snapshot-id": 1}))["snapshot-id"] == 1
+    assert (await explained(table, ref="main"))["files"] == 21
+    assert (await explained(table, **{"as-of": 99_999_999_999_999}))["files"] == 21
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"where": "id ="}, "line 1, column 4"),
+        ({"where": ""}, "empty"),
+        ({"where": "nope = 1"}, "nope"),
+        ({"where": "id = 1", "filter": True}, "has both where and filter"),
+        ({"filter": {"type": "resembles", "term": "id"}}, "resembles"),
+        ({"filter": None}, "filter"),
+        ({"where": 5}, "where"),
+        ({"wher": "id = 1"}, "wher"),
+        ({"limit": 0}, "limit"),
+        ({"ref": "nope"}, "nope"),
+        ({"ref": "main", "snapshot-id": 1}, "set one of them"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_and_told_why(table: Api, body: Any, told: str) -> None:
+    answer = await table("POST", f"{T}/explain", body)
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert told in answer.error[2]
+
+
+async def test_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
+    await api.table()
+    found = await explained(api, where="id = 5", files=True)
+    assert (found["snapshot-id"], found["files"], found["kept"], found["residuals"]) == (None, 0, [], [])
+
+
+async def test_long_predicates_and_large_plans_are_read_beside_the_event_loop(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_IN_THREAD_FILES", 0)
+    where = " OR ".join(f"id = {number}" for number in range(500))
+    assert len(where) > 2_000
+    assert (await explained(table, where=where))["files"] == 20
+
+
+async def test_residuals_of_more_partitions_than_are_looked_at_are_said_to_be_missing(
+    table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "RESIDUAL_PARTITIONS_MAX", 0)
+    found = await explained(table, where="id = 5")
+    assert (found["residuals"], found["residuals-complete"]) == ([], False)
+
+
+@pytest.fixture
+async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
+    async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), plan_inline_limit=1_000_000) as server:
+        yield Api(server)
+
+
+async def test_what_is_explained_is_what_is_planned(lakes: Api, tmp_path: Path) -> None:
+    """Files, delete files and residuals of random filters on random tables, as the standard's route answers them. It
+    leaves out files whose residual is false, which pruning has kept."""
+    seen = 0
+    for seed in range(300, 330):
+        for case in cases(seed, tmp_path, 4):
+            if case.number == 0:
+                body = {"name": f"t{seed}", "metadata-location": case.lake.metadata_location}
+                assert (await lakes("POST", "/v1/namespaces/db/register", body)).status == 200
+            asked = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
+            plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", asked)
+            if plan.status != 200 or case.names_of_snapshot:
+                continue
+            found = await explained(lakes, f"/api/v1/tables/db/t{seed}", **asked, files=True, limit=1000)
+            tasks = plan.json.get("file-scan-tasks", [])
+            planned = {task["data-file"]["file-path"] for task in tasks}
+            kept = [file["file-path"] for file in found["kept"]]
+            assert [path for path in kept if path in planned] == [task["data-file"]["file-path"] for task in tasks]
+            never = sum(one["files"] for one in found["residuals"] if one["residual"] is False)
+            assert len(kept) == len(planned) + never
+            if not never:
+                assert found["delete-files"] == len(plan.json.get("delete-files", [])), case
+            residuals: dict[str, int] = {}
+            for task in tasks:
+                text = json.dumps(task["residual-filter"])
+                residuals[text] = residuals.get(text, 0) + 1
+            told = {json.dumps(one["residual"]): one["files"] for one in found["residuals"]}
+            assert {text: files for text, files in told.items() if text != "false"} == residuals, case
+            seen += len(tasks)
+    assert seen > 200

@@ -1,0 +1,229 @@
+"""A writer of one namespace learns nothing of another's tables by committing their manifests or files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.api.client import SCHEMA, Answer, Api, set_properties
+from tests.api.plans.planned import KINDS, STYLE, file_of
+from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, list_bytes, manifest_bytes
+from tests.server.rig import running
+
+SECRET = "planted-secret"
+GRANTS = {
+    "root": [Grant("root", "admin")],
+    "wendy": [Grant("wendy", "writer", ("mine",))],
+    "rita": [Grant("rita", "reader")],
+}
+
+
+class Lake:
+    """Two namespaces with a table `t` in each: `theirs`, with one file, and `mine`, where wendy writes."""
+
+    def __init__(self, api: Api, secrets: dict[str, str]) -> None:
+        self._api = api
+        self._secrets = secrets
+
+    async def __call__(self, who: str, method: str, path: str, body: Any = None) -> Answer:
+        return await self._api(method, path, body, headers={"Authorization": f"Bearer {self._secrets[who]}"})
+
+    async def metadata(self, namespace: str) -> dict[str, Any]:
+        answer = await self("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
+        found: dict[str, Any] = answer.json["metadata"]
+        return found
+
+    async def folder(self, namespace: str) -> Path:
+        return Path((await self.metadata(namespace))["location"].removeprefix("file://"))
+
+    async def plan(self, who: str, namespace: str) -> Answer:
+        return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
+
+    async def commit(self, who: str, namespace: str, snapshot_id: int, manifest_list: str, **more: Any) -> Answer:
+        loaded = await self.metadata(namespace)
+        snapshot = {
+            "snapshot-id": snapshot_id,
+            "sequence-number": loaded["last-sequence-number"] + 1,
+            "timestamp-ms": loaded["last-updated-ms"] + 1,
+            "manifest-list": manifest_list,
+            "summary": {"operation": "append"},
+            "schema-id": loaded["current-schema-id"],
+            **more,
+        }
+        ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+        updates = [{"action": "add-snapshot", "snapshot": snapshot}, ref]
+        return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t", {"requirements": [], "updates": updates})
+
+
+def manifest(
+    path: Path, files: list[DataFile], snapshot_id: int, *, status: int = ADDED, write: bool = True
+) -> Manifest:
+    entries = [Entry(status, snapshot_id, 1, 1, file) for file in files]
+    data = manifest_bytes(
+        entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema={**SCHEMA, "schema-id": 0}
+    )
+    if write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    counts = {ADDED: (0, 0), EXISTING: (0, 0), DELETED: (0, 0), status: (len(files), 100 * len(files))}
+    return Manifest(f"file://{path}", len(data), 0, 0, 1, 1, snapshot_id, entries, None, counts=counts)
+
+
+def manifest_list(path: Path, manifests: list[Manifest]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listed = [(one, None) for one in manifests]
+    path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
+    return f"file://{path}"
+
+
+@pytest.fixture
+async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
+    secrets, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, grants in GRANTS.items():
+            secrets[name] = await create_token(store, clock, name, None, grants)
+    async with running(tmp_path, auth="token") as server:
+        lake = Lake(Api(server), secrets)
+        for namespace in ("mine", "theirs"):
+            assert (await lake("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
+            body = {"name": "t", "schema": SCHEMA}
+            assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
+        theirs = await lake.folder("theirs")
+        secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
+        held = manifest(theirs / "metadata" / "m.avro", [secret], 1)
+        made = manifest_list(theirs / "metadata" / "snap.avro", [held])
+        assert (await lake.commit("root", "theirs", 1, made)).status == 200
+        assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
+        yield lake
+
+
+async def test_a_confined_writer_commits_nothing_that_lies_in_another_table(lake: Lake) -> None:
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
+    foreign = manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)
+    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
+    attempts = {
+        "its manifest list": f"file://{theirs}/metadata/snap.avro",
+        "its manifest": manifest_list(mine / "metadata" / "l1.avro", [foreign]),
+        "its manifest beside own": manifest_list(mine / "metadata" / "l2.avro", [own, foreign]),
+    }
+    for status in (ADDED, EXISTING):
+        naming = manifest(mine / "metadata" / f"n{status}.avro", [secret], 7, status=status)
+        attempts[f"its file with status {status}"] = manifest_list(mine / "metadata" / f"l3{status}.avro", [naming])
+    dotted = file_of(f"file://{mine}/../../theirs/data/{SECRET}.parquet", 1, 9)
+    naming = manifest(mine / "metadata" / "dots.avro", [dotted], 7)
+    attempts["its file, by dots"] = manifest_list(mine / "metadata" / "l4.avro", [naming])
+    for number, (what, location) in enumerate(attempts.items()):
+        answer = await lake.commit("wendy", "mine", 100 + number, location)
+        assert answer.status in (400, 403), (what, answer.raw)
+        assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), what
+    unlisted = {"manifest-list": None, "manifests": [f"file://{theirs}/metadata/m.avro"]}
+    assert (await lake.commit("wendy", "mine", 200, "", **unlisted)).status in (400, 403)
+    statistics = {
+        "snapshot-id": 1,
+        "statistics-path": f"file://{theirs}/metadata/stats.puffin",
+        "file-size-in-bytes": 4,
+        "file-footer-size-in-bytes": 1,
+        "blob-metadata": [],
+    }
+    body = {"requirements": [], "updates": [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]}
+    refused = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
+    assert refused.status == 400
+    assert "outside" in refused.error[2]
+
+
+async def test_a_confined_writer_commits_what_lies_in_the_table(lake: Lake) -> None:
+    mine = await lake.folder("mine")
+    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
+    made = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
+
+
+async def test_files_that_were_written_over_after_their_commit_are_looked_at_when_they_are_planned(lake: Lake) -> None:
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
+    made = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
+    manifest_list(mine / "metadata" / "l.avro", [manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)])
+    for who in ("wendy", "root"):
+        answer = await lake.plan(who, "mine")
+        assert answer.error[:2] == (403, "ForbiddenException")
+        assert SECRET not in answer.raw.decode()
+    for route in ("files", "partitions", "column-stats"):
+        answer = await lake("wendy", "GET", f"/api/v1/tables/mine/t/{route}")
+        assert SECRET not in answer.raw.decode(), route
+    assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the rightful table is not hindered"
+
+
+async def test_a_manifest_that_names_anothers_file_is_not_planned(lake: Lake) -> None:
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    files = [file_of(f"file://{mine}/data/a.parquet", 1, 9), file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)]
+    naming = manifest(mine / "metadata" / "own.avro", files, 7)
+    made = manifest_list(mine / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("root", "mine", 7, made)).status == 200, "who may write everything may say so"
+    assert (await lake.plan("wendy", "mine")).error[0] == 403
+    allowed = {"seamark.allowed-locations": f"file://{theirs}/data"}
+    table = "/v1/namespaces/mine/tables/t"
+    assert (await lake("wendy", "POST", table, set_properties(**allowed))).error[0] == 403
+    assert (await lake.plan("wendy", "mine")).error[0] == 403
+    assert (await lake("root", "POST", table, set_properties(**allowed))).status == 200
+    assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
+
+
+async def test_files_in_places_of_nobody_s_are_an_unconfined_writer_s_to_add(lake: Lake, tmp_path: Path) -> None:
+    mine = await lake.folder("mine")
+    legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
+    naming = manifest(mine / "metadata" / "own.avro", [file_of(legacy, 1, 9)], 7)
+    made = manifest_list(mine / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("wendy", "mine", 7, made)).status == 400
+    assert (await lake.commit("root", "mine", 7, made)).status == 200
+    assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
+    # What stands is carried over by whoever merges manifests.
+    files = [file_of(legacy, 1, 9), file_of(f"file://{mine}/data/b.parquet", 1, 9)]
+    merged = manifest(mine / "metadata" / "merged.avro", files, 7, status=EXISTING)
+    made = manifest_list(mine / "metadata" / "l2.avro", [merged])
+    assert (await lake.commit("wendy", "mine", 8, made, **{"parent-snapshot-id": 7})).status == 200
+
+
+@pytest.mark.parametrize("kept", [None, "table-uuid", "location"])
+async def test_metadata_that_were_written_over_open_nothing_of_another_table(lake: Lake, kept: str | None) -> None:
+    """A table's writers may write where its metadata file lies."""
+    theirs = await lake.metadata("theirs")
+    body = {"name": "forged", "schema": SCHEMA}
+    created = (await lake("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
+    path = Path(created["metadata-location"].removeprefix("file://"))
+    path.write_text(json.dumps(theirs if kept is None else {**theirs, kept: created["metadata"][kept]}))
+    answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
+    assert answer.error[0] == 403
+    for route in ("files", "partitions"):
+        answer = await lake("wendy", "GET", f"/api/v1/tables/mine/forged/{route}")
+        assert answer.error[0] == 403, route
+
+
+async def test_a_native_commit_goes_by_the_places_in_the_database_not_by_the_metadata_file(lake: Lake) -> None:
+    """Who may write the table's folder may write another location, or path, into its metadata file."""
+    theirs = await lake.metadata("theirs")
+    body = {"name": "forged", "schema": SCHEMA}
+    created = (await lake("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
+    path, own = Path(created["metadata-location"].removeprefix("file://")), created["metadata"]["location"]
+    forged = {**created["metadata"]["properties"], "write.data.path": f"{theirs['location']}/data"}
+    path.write_text(json.dumps({**created["metadata"], "properties": forged}))
+
+    async def send(who: str, file: str) -> int:
+        added = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
+        added |= {"file-size-in-bytes": 100, "record-count": 1}
+        return (await lake(who, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
+
+    assert await send("wendy", f"{theirs['location']}/data/{SECRET}.parquet") == 403
+    assert await send("wendy", f"{own}/data/0.parquet") == 200

@@ -1,0 +1,332 @@
+"""Joins over HTTP: what plan-tables and explain make of them, what they answer, and all that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import CreateNamespace
+from tests.api.client import SCHEMA, Answer, Api
+from tests.api.indexes.test_cold import far_away
+from tests.api.plans.test_plan_tables import As
+from tests.planner.lakes.stars import Col, StarTable
+from tests.server.rig import running
+
+OWN = "/api/v1/tables/db"
+SUPPLIER = [
+    Col(1, "s_key", "int"),
+    Col(2, "s_region", "string"),
+    Col(3, "s_nation", "long"),
+    Col(4, "s_rate", "double"),
+]
+FACT = [Col(1, "f_key", "long"), Col(2, "f_supplier", "long"), Col(3, "f_rate", "double"), Col(4, "f_name", "string")]
+REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
+
+
+class Star:
+    """`db.fact` of 20 files, file n of which has the suppliers from 100 n on; `db.supplier` of 2,000 suppliers, every
+    fourth of one region, and `db.nation` of 25, which suppliers are of in turn."""
+
+    fact: StarTable
+    supplier: StarTable
+    nation: StarTable
+
+    def __init__(self, api: Api) -> None:
+        self.server = api.server
+        self._api = api
+
+    async def __call__(self, method: str, path: str, body: Any = None) -> Answer:
+        return await self._api(method, path, body)
+
+    async def plan(self, *joins: dict[str, Any], **body: Any) -> dict[str, Any]:
+        answer = await self("POST", f"{OWN}/fact/plan-tables", {**body, "joins": list(joins)})
+        assert answer.status == 200, answer.raw
+        found: dict[str, Any] = answer.json
+        return found
+
+    async def kept(self, *joins: dict[str, Any], **body: Any) -> list[int]:
+        """Numbers of the files that are left, which `explain` and a plan table agree on."""
+        answer = await self("POST", f"{OWN}/fact/explain", {**body, "joins": list(joins), "files": True})
+        assert answer.status == 200, answer.raw
+        assert (await self.plan(*joins, **{{"where": "predicate"}.get(name, name): body[name] for name in body}))[
+            "files"
+        ] == answer.json["files"]
+        paths = {one.path: number for number, one in enumerate(self.fact.data)}
+        return sorted(paths[one["file-path"]] for one in answer.json["kept"])
+
+
+@pytest.fixture
+async def star(api: Api) -> Star:
+    return await made_star(api)
+
+
+async def made_star(api: Api) -> Star:
+    star = Star(api)
+    star.fact = await StarTable.create(api, "fact", FACT)
+    files = [star.fact.file([_sale(100 * number + at) for at in range(0, 100, 5)]) for number in range(20)]
+    await star.fact.commit(files)
+    star.supplier = await StarTable.create(api, "supplier", SUPPLIER)
+    rows = [_supplier(number) for number in range(2000)]
+    await star.supplier.commit([star.supplier.file(rows[:1500]), star.supplier.file(rows[1500:])])
+    star.nation = await StarTable.create(api, "nation", [Col(1, "n_key", "long"), Col(2, "n_name", "string")])
+    nations = [{"n_key": number, "n_name": f"n{number:02d}"} for number in range(25)]
+    await star.nation.commit([star.nation.file(nations)])
+    return star
+
+
+def _sale(supplier: int) -> dict[str, Any]:
+    return {"f_key": supplier * 10, "f_supplier": supplier, "f_rate": 0.5, "f_name": f"s{supplier}"}
+
+
+def _supplier(number: int) -> dict[str, Any]:
+    return {"s_key": number, "s_region": REGIONS[number % 4], "s_nation": number % 25, "s_rate": 0.5}
+
+
+def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
+    said = {} if predicate is None else {"predicate": predicate}
+    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **said, **more}
+
+
+async def test_files_stay_that_may_hold_a_row_of_the_joined_table(star: Star) -> None:
+    assert await star.kept(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
+    assert await star.kept(supplier("s_key IN (255, 1990)")) == [2, 19]
+    assert await star.kept(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
+    assert await star.kept(supplier("s_key > 5000")) == []
+
+
+async def test_what_became_of_each_join_is_told_parents_first(star: Star) -> None:
+    nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
+    joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
+    made = await star.plan(*joins)
+    assert made["joins"] == [
+        {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 20, "used": True},
+        {"table": ["db", "nation"], "snapshot-id": 1, "keys": 1, "used": True},
+        {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 700, "used": True},
+        {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 0, "used": True},
+    ]
+    assert made["files"] == 0
+    assert "joins" not in (await star("POST", f"{OWN}/fact/plan-tables", {})).json
+
+
+async def test_names_of_columns_do_not_mind_case_and_conditions_hold_together(star: Star) -> None:
+    upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
+    assert await star.kept(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
+
+
+async def test_plans_with_the_same_keys_share_a_name_and_no_others(star: Star) -> None:
+    first = (await star.plan(supplier("s_key BETWEEN 250 AND 749")))["name"]
+    assert (await star.plan(supplier("s_key >= 250 AND s_key < 750")))["name"] == first
+    assert (await star.plan(supplier("s_key BETWEEN 250 AND 748")))["name"] != first
+    assert (await star.plan(supplier("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
+    few = (await star.plan(supplier("s_key = 250")))["name"]
+    assert few not in (first, (await star.plan())["name"])
+    await star.supplier.commit([star.supplier.file([_supplier(5000)])])
+    again = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
+    assert (again["name"], again["joins"][0]["snapshot-id"]) == (first, 2)
+
+
+async def test_a_joined_table_is_read_at_the_snapshot_asked_for_and_a_commit_costs_its_new_files(star: Star) -> None:
+    assert (await star.plan(supplier("s_key >= 1900")))["joins"][0]["keys"] == 100
+    for file in star.supplier.data:  # whose columns are in memory now
+        Path(file.path.removeprefix("file://")).unlink()
+    await star.supplier.commit([star.supplier.file([_supplier(number) for number in range(1950, 2050)])])
+    told = (await star.plan(supplier("s_key >= 1900")))["joins"][0]
+    assert (told["keys"], told["snapshot-id"]) == (150, 2)
+    told = (await star.plan(supplier("s_key >= 1950", **{"snapshot-id": 1})))["joins"][0]
+    assert (told["keys"], told["snapshot-id"]) == (50, 1)
+
+
+async def test_what_cannot_be_told_by_keys_is_left_out_with_a_reason(star: Star) -> None:
+    floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
+    kinds = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
+    made = await star.plan(floats, kinds, supplier("s_key = 255"))
+    assert [(one["used"], one["keys"]) for one in made["joins"]] == [(False, None), (False, None), (True, 1)]
+    assert "cannot be compared by keys" in made["joins"][0]["reason"]
+    assert made["files"] == 1
+    # Of several columns those that can be are.
+    both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
+    assert await star.kept(both) == [0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"join_rows_limit": 1999}, "2,000 rows"),
+        ({"join_read_bytes": 100}, "cannot be read"),
+        ({"join_wait_s": 0.0}, "still being read"),
+    ],
+)
+async def test_a_joined_table_past_a_bound_is_left_out(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    async with running(tmp_path, **settings) as server:
+        star = await made_star(Api(server))
+        made = await star.plan(supplier("s_region = 'ASIA'"))
+        assert [one["used"] for one in made["joins"]] == [False]
+        assert reason in made["joins"][0]["reason"]
+        assert made["files"] == 20
+
+
+async def test_a_data_file_that_is_gone_leaves_the_join_out(star: Star) -> None:
+    Path(star.supplier.data[0].path.removeprefix("file://")).unlink()
+    made = await star.plan(supplier("s_key = 255"))
+    assert (made["joins"][0]["used"], made["files"]) == (False, 20)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
+    for _ in range(levels - 2):
+        join = {**join, "joins": [join]}
+    return supplier(joins=[join])
+
+
+@pytest.mark.parametrize(
+    ("joins", "told"),
+    [
+        ([supplier("nosuch = 5")], "db.supplier: "),
+        ([supplier("s_key =")], "db.supplier: "),
+        ([{"table": ["db", "supplier"], "on": {"nosuch": "s_key"}}], "'nosuch'"),
+        ([{"table": ["db", "supplier"], "on": {"f_supplier": "nosuch"}}], "'nosuch'"),
+        ([{"table": ["db", "supplier"], "on": {}}], "has 0 columns"),
+        ([{"table": ["supplier"], "on": {"f_supplier": "s_key"}}], "needs the levels"),
+        ([{"table": ["db", ""], "on": {"f_supplier": "s_key"}}], "Empty"),
+        ([{"table": ["db", "supplier"]}], "on"),
+        ([{**supplier(), "where": "true"}], "where"),
+        ([supplier(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
+        ([nested(5)], "deeper than 4"),
+        ([supplier()] * 33, "has 33 joins"),
+    ],
+)
+async def test_joins_that_make_no_sense_are_refused_by_what_is_wrong(
+    star: Star, joins: list[dict[str, Any]], told: str
+) -> None:
+    for route in ("plan-tables", "explain"):
+        code, kind, message = (await star("POST", f"{OWN}/fact/{route}", {"joins": joins})).error
+        assert (code, kind) == (400, "BadRequestException")
+        assert told in message
+    assert (await star.plan(nested(4)))["joins"][3]["used"]
+
+
+async def test_a_joined_table_that_is_not_there_is_not_found(star: Star) -> None:
+    for table in (["db", "nosuch"], ["nosuch", "supplier"]):
+        join = {"table": table, "on": {"f_supplier": "s_key"}}
+        answer = await star("POST", f"{OWN}/fact/plan-tables", {"joins": [supplier(), join]})
+        assert answer.status == 404
+        assert "does not exist" in answer.error[2]
+
+
+async def test_who_may_not_read_a_joined_table_is_refused_the_request(tmp_path: Path) -> None:
+    secrets, clock = {}, SystemClock()
+    grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))]}
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, given in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, given)
+        await store.transact([CreateNamespace(path=("secret",), properties={})])
+    async with running(tmp_path, auth="token") as server:
+        root, rita = (As(server, secrets[name]) for name in grants)
+        await made_star(root)
+        created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
+        assert created.status == 200, created.raw
+        theirs = {"table": ["secret", "d"], "on": {"f_supplier": "id"}}
+        deeper = supplier(joins=[{"table": ["secret", "d"], "on": {"s_key": "id"}}])
+        missing = {"table": ["secret", "nosuch"], "on": {"f_supplier": "id"}}
+        for joins, status in (([supplier()], 200), ([theirs], 403), ([deeper], 403), ([missing], 403)):
+            for route in ("plan-tables", "explain"):
+                answer = await rita("POST", f"{OWN}/fact/{route}", {"joins": joins})
+                assert answer.status == status, answer.raw
+                assert (await root("POST", f"{OWN}/fact/{route}", {"joins": joins})).status in (200, 404)
+
+
+async def test_the_client_asks_with_joins_and_tells_what_became_of_them(star: Star) -> None:
+    client = SeamarkClient(star.server.url)
+    join = supplier("s_key BETWEEN 250 AND 449")
+    made = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
+    explained = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
+    assert made.files == explained.files == 3
+    assert made.joins == explained.joins
+    assert made.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
+    assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
+
+
+ELSEWHERE = "s_nation IN (1, 6, 11, 16, 21)"
+"""Of 400 suppliers, of whom no file has a row, though each has lesser and greater ones."""
+
+
+async def test_an_index_that_is_far_away_leaves_nothing_out_by_keys_until_it_is_here(tmp_path: Path) -> None:
+    async with running(tmp_path, index_whole_bytes=0) as server:
+        star = await made_star(Api(server))
+        await star.fact.index("i", "bitmap", ["f_supplier"], star.fact.data)
+        storage = far_away(server)
+        answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
+        assert (answer["files"], answer["complete"]) == (20, False)
+        storage.let_go()
+        for _ in range(1000):
+            answer = (await star("POST", f"{OWN}/fact/explain", {"joins": [supplier(ELSEWHERE)]})).json
+            if answer["complete"]:
+                break
+            await asyncio.sleep(0.05)
+        assert (answer["files"], answer["complete"]) == (0, True)
+
+
+@pytest.mark.parametrize("part", range(8))
+async def test_a_damaged_index_never_loses_a_file_to_a_join(tmp_path: Path, part: int) -> None:
+    async with running(tmp_path) as server:
+        star = await made_star(Api(server))
+        for column in ("f_supplier", "f_key"):
+            await star.fact.index(f"i_{column}", "bitmap", [column], star.fact.data)
+        for path in tmp_path.glob("warehouse/**/*.puffin"):
+            data = bytearray(path.read_bytes())
+            for at in range(part, len(data), max(8, len(data) // 60)):
+                data[at] ^= 0x55
+            path.write_bytes(data)
+        joins = [supplier(f"{ELSEWHERE} OR s_key = 705")]
+        assert 7 in await star.kept(*joins, where="f_key < 9000 AND f_key <> 3")
+
+
+async def test_tables_that_share_files_have_the_defaults_of_their_own_columns(api: Api) -> None:
+    fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
+    await fact.commit([fact.file([{"f_key": 7}]), fact.file([{"f_key": 8}])])
+    one = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
+    await one.commit([one.file([{"id": number} for number in range(3)])])
+    location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
+    body = {"name": "other", "metadata-location": location}
+    assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
+    other = dataclasses.replace(one, name="other")
+    await one.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
+    await other.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
+    files = {}
+    for name in ("one", "other"):
+        joins = [{"table": ["db", name], "on": {"f_key": "x"}}]
+        files[name] = (await api("POST", f"{OWN}/fact/plan-tables", {"joins": joins})).json["files"]
+    assert files == {"one": 0, "other": 1}
+
+
+async def test_of_more_conditions_than_are_looked_at_together_the_narrowest_are(star: Star) -> None:
+    for name in ("f_key", "f_supplier"):
+        assert await star.fact.index(name, "bitmap", [name], star.fact.data)
+    where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
+    assert await star.kept(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
+    assert await star.kept(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
+
+
+async def test_a_joined_table_that_decodes_to_more_than_the_limit_is_left_out(tmp_path: Path) -> None:
+    async with running(tmp_path, decoded_limit_bytes=1 << 20) as server:
+        api = Api(server)
+        fact = await StarTable.create(api, "fact", FACT)
+        await fact.commit([fact.file([_sale(100 * number)]) for number in range(3)])
+        wide = await StarTable.create(api, "wide", [Col(1, "w_key", "long"), Col(2, "w_text", "string")])
+        await wide.commit([wide.file([{"w_key": key, "w_text": f"{key} " * 1000} for key in range(1000)])])
+        join = {"table": ["db", "wide"], "on": {"f_supplier": "w_key"}, "predicate": "w_text = '5 5'"}
+        answer = await api("POST", f"{OWN}/fact/plan-tables", {"joins": [join]})
+        assert answer.status == 200, answer.raw
+        (told,) = answer.json["joins"]
+        assert not told["used"]
+        assert "decoded it takes more than 1,048,576 bytes" in told["reason"]
+        assert answer.json["files"] == 3

@@ -1,0 +1,109 @@
+"""Plans that take their time: answered later under an id, waited for, given up, and left by a server that stops."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api.plans import planning
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import BoundScan
+from seamark.metaserver.store.model import Entry
+from tests.api.client import Api
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, numbers, tens
+from tests.server.rig import running
+
+
+class Slow:
+    """A planner whose plans wait for `go`, and that says it has `unread` entries before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unread: int) -> None:
+        self.go = asyncio.Event()
+        self.made = 0
+        plan = Planner.plan
+
+        async def waits(planner: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
+            await self.go.wait()
+            self.made += 1
+            return await plan(planner, bound_scan, entry)
+
+        async def says(planner: Planner, bound_scan: BoundScan) -> int:
+            return unread
+
+        monkeypatch.setattr(Planner, "plan", waits)
+        monkeypatch.setattr(Planner, "unread", says)
+        monkeypatch.setattr(planning, "POLL_S", 0.05)
+
+
+async def test_a_plan_that_must_read_very_much_is_answered_later(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    submitted = await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    assert set(submitted.json) == {"status", "plan-id"}
+    assert submitted.json["status"] == "submitted"
+    plan = f"{T}/plan/{submitted.json['plan-id']}"
+    assert (await planned("GET", plan)).json == {"status": "submitted"}
+    slow.go.set()
+    while (done := await planned("GET", plan)).json["status"] == "submitted":
+        await asyncio.sleep(0.01)
+    assert done.json["status"] == "completed"
+    assert numbers(done) == [0]
+    assert (await planned("GET", plan)).json == done.json, "it may be asked for again"
+    assert slow.made == 1, "and is not made again for that"
+
+
+async def test_a_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    async with running(tmp_path) as one, running(tmp_path) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        await append(here, "t", tens(3), snapshot_id=1)
+        plan_id = (await here("POST", f"{T}/plan", {})).json["plan-id"]
+        slow.go.set()
+        while (done := await there("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
+            await asyncio.sleep(0.01)
+        assert numbers(done) == [0, 1, 2]
+        assert (await there("DELETE", f"{T}/plan/{plan_id}")).status == 204
+        other = await there("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
+        assert other.error[:2] == (404, "NoSuchPlanIdException")
+
+
+async def test_a_cancelled_plan_is_made_no_further(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
+    monkeypatch.setattr(planning, "POLL_S", 20)
+    asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
+    await asyncio.sleep(0.1)
+    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
+    # Not "cancelled": it may be another client's with the same plan. Who gave it up does not ask again.
+    assert (await asked).json == {"status": "submitted"}
+    slow.go.set()
+    await asyncio.sleep(0.05)
+    assert slow.made == 0
+    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
+
+
+async def test_pyiceberg_which_does_not_come_back_waits_for_its_plan(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch, 10_000_000)
+    slow.go.set()
+    assert numbers(await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
+
+
+async def test_a_plan_whose_id_would_not_fit_a_url_is_waited_for(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(monkeypatch, 10_000_000).go.set()
+    values = [n * 7919 % 1_000_003 for n in range(5_000)]
+    answer = await planned("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+    assert answer.json["status"] == "completed"
+
+
+async def test_the_server_stops_while_plans_are_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(monkeypatch, 10_000_000)
+    async with running(tmp_path, drain_timeout_s=2) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        assert (await api("POST", f"{T}/plan", {})).json["status"] == "submitted"

@@ -1,0 +1,244 @@
+"""Plans in pages: plan tasks cover every file once, on every replica, whatever is committed or expires since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.store.model import Entry
+from tests.api.client import SCHEMA, Answer, Api
+from tests.api.plans.planned import PYICEBERG, T, append, numbers, pages, tens
+from tests.server.rig import running
+
+
+@pytest.fixture
+async def paged(tmp_path: Path) -> AsyncIterator[Api]:
+    """As `planned`, where every answer of more than 2 files comes in pages of 4."""
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        yield api
+
+
+async def test_more_files_than_fit_come_as_plan_tasks_that_cover_each_once(paged: Api) -> None:
+    whole = await paged("POST", f"{T}/plan", {})
+    assert whole.json["file-scan-tasks"] == []
+    assert len(whole.json["plan-tasks"]) == 8
+    assert await pages(paged, whole) == list(range(30))
+    some = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
+    assert len(some.json["plan-tasks"]) == 3
+    assert await pages(paged, some) == list(range(20, 30))
+    few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
+    assert "plan-tasks" not in few.json
+    assert numbers(few) == [28, 29]
+
+
+async def test_every_page_leaves_out_residuals_and_tells_sequence_numbers_where_that_was_asked(paged: Api) -> None:
+    """As our own client does; to others, nothing is told that the standard does not have."""
+    where = {"filter": {"type": "gt", "term": "id", "value": 5}}
+    for own, more in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
+        whole = await paged("POST", f"{T}/plan", {**where, **more})
+        pages = [await paged("POST", f"{T}/tasks", {"plan-task": token}) for token in whole.json["plan-tasks"]]
+        tasks = [task for page in pages for task in page.json["file-scan-tasks"]]
+        assert len(tasks) == 30
+        assert all(("residual-filter" in task) is not own for task in tasks)
+        assert {task["data-file"].get("data-sequence-number") for task in tasks} == {1 if own else None}
+    wrong = await paged("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
+    assert wrong.error[:2] == (400, "BadRequestException")
+
+
+async def test_pages_are_of_the_plan_that_was_made_whatever_was_committed_since(paged: Api) -> None:
+    whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
+    other = {"id": 3, "name": "id", "required": False, "type": "string"}
+    renamed["fields"].append(other)
+    change = {
+        "requirements": [],
+        "updates": [
+            {"action": "add-schema", "schema": renamed},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    }
+    assert (await paged("POST", T, change)).status == 200
+    assert await pages(paged, whole) == list(range(10, 30))
+
+
+async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
+    settings = {"plan_inline_limit": 2, "plan_page_size": 10}
+    async with running(tmp_path, **settings) as one, running(tmp_path, **settings) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        await append(here, "t", tens(30), snapshot_id=1)
+        whole = await here("POST", f"{T}/plan", {})
+        assert await pages(there, whole) == list(range(30))
+
+
+async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
+    paged: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica short of time keeps files that this one leaves out: pages are of the view, not of what was found."""
+    where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
+    whole = await paged("POST", f"{T}/plan", where)
+    assert await pages(paged, whole) == [1, 9, 10, 18, 25]
+    plan = Planner.plan
+
+    async def keeps_everything(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
+        whole = BoundScan.bind(bound_scan.metadata, ScanRequest(snapshot_id=bound_scan.request.snapshot_id))
+        return await plan(self, whole, entry)
+
+    monkeypatch.setattr(Planner, "plan", keeps_everything)
+    assert await pages(paged, whole) == list(range(30))
+
+
+async def test_a_plan_task_is_good_for_its_own_table_and_as_long_as_its_snapshot_lives(paged: Api) -> None:
+    token = (await paged("POST", f"{T}/plan", {})).json["plan-tasks"][0]
+    await paged.table("u")
+    await append(paged, "u", tens(3), snapshot_id=1)
+    other = await paged("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
+    assert other.error[:2] == (404, "NoSuchPlanTaskException")
+    await append(paged, "t", tens(3), snapshot_id=2)
+    expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await paged("POST", T, expire)).status == 200
+    late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+    assert late.error[:2] == (404, "NoSuchPlanTaskException")
+    assert "expired" in late.error[2]
+
+
+async def expire(api: Api, *snapshot_ids: int) -> None:
+    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
+    assert (await api("POST", T, gone)).status == 200
+
+
+async def test_pages_of_an_incremental_scan_do_without_its_start(paged: Api) -> None:
+    """The start is exclusive: where it expired, scans from it go on, their pages as well."""
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
+    before = await paged("POST", f"{T}/plan", between)
+    await expire(paged, 1)
+    assert await pages(paged, before) == list(range(30, 60))
+    assert await pages(paged, await paged("POST", f"{T}/plan", between)) == list(range(30, 60))
+
+
+async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
+    """Without a start it begins with the oldest snapshot that is known, whose expiry must not move what pages mean."""
+    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
+    whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paged, whole) == list(range(90))
+    await expire(paged, 1)
+    for token in whole.json["plan-tasks"]:
+        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+    later = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paged, later) == list(range(30, 90))
+    await expire(paged, 2)
+    for token in later.json["plan-tasks"]:
+        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
+        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+
+
+async def test_a_filter_too_long_for_tokens_is_answered_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        values = [n * 7919 % 10_007 for n in range(3_000)]
+        long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+        assert "plan-tasks" not in long.json
+        assert numbers(long) == list(range(30))
+
+
+JAVA = {"X-Client-Version": "Apache Iceberg 1.12.0"}
+SHORT = {"X-Seamark-Residuals": "short"}
+LISTED = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in range(2_000)]}
+
+
+async def fetched(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
+    """The tasks of an answer, and of its plan tasks and theirs; each answer within its bytes of residuals."""
+    assert answer.status == 200, answer.raw
+    found = answer.json["file-scan-tasks"]
+    assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes
+    for token in answer.json.get("plan-tasks", []):
+        page = await api("POST", f"{T}/tasks", {"plan-task": token}, headers=headers)
+        found = found + await fetched(api, page, headers, residual_bytes)
+    return found
+
+
+@pytest.fixture
+async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
+    """Some three residuals of `LISTED` fit one answer."""
+    async with running(tmp_path, plan_residual_bytes=50_000) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        yield api
+
+
+@pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
+async def test_a_client_that_may_filter_by_residuals_alone_gets_them_whole_on_smaller_pages(
+    narrow: Api, headers: dict[str, str]
+) -> None:
+    whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+    assert len(whole.json["plan-tasks"]) > 5
+    tasks = await fetched(narrow, whole, headers, 60_000)
+    assert [Path(task["data-file"]["file-path"]).stem for task in tasks] == [f"{n:06d}" for n in range(30)]
+    assert all(task["residual-filter"] == {**LISTED, "values": ANY} for task in tasks)
+    assert all(sorted(task["residual-filter"]["values"]) == sorted(LISTED["values"]) for task in tasks)
+
+
+async def test_a_client_that_filters_rows_again_gets_short_residuals_at_once(narrow: Api) -> None:
+    for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
+        answer = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+        assert numbers(answer) == list(range(30))
+        told = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
+        assert {one and one["type"] for one in told} == {residual}
+    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)  # no kept answer of another client
+    assert "plan-tasks" in again.json
+
+
+async def test_plan_tasks_of_a_client_that_filters_again_are_cut_for_one_that_does_not(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1)
+        short = await api("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})
+        assert len(short.json["plan-tasks"]) == 2
+        tasks = await fetched(api, short, JAVA, 60_000)
+        assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
+        assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
+
+
+async def test_plan_tasks_that_do_not_fit_one_answer_are_cut_again(
+    narrow: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
+    whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    assert 2 <= len(whole.json["plan-tasks"]) < 5
+    tasks = await fetched(narrow, whole, JAVA, 60_000)
+    assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
+
+
+async def test_a_filter_too_long_for_plan_tasks_and_exact_residuals_is_refused_with_what_to_do(
+    narrow: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
+    refused = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert all(one in refused.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
+    assert numbers(await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})) == list(range(30))
+
+
+async def test_a_word_that_the_header_of_residuals_does_not_know_is_refused(paged: Api) -> None:
+    refused = await paged("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert "'brief'" in refused.error[2]

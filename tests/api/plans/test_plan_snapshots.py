@@ -1,0 +1,247 @@
+"""Plans shown as snapshots to requests that carry `X-Seamark-Plans`: who sees them, for how long, and what never keeps
+one."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.server import housekeeping_round
+from tests.api.client import Answer
+from tests.api.plans.planned import append, tens
+from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served
+from tests.planner.lakes.entries import listed, whole
+
+PLANS = {"X-Seamark-Plans": "trino-1"}
+OTHERS = {"X-Seamark-Plans": "trino-2"}
+
+
+@pytest.fixture
+async def late(tmp_path: Path) -> Any:
+    async with served(tmp_path) as late:
+        yield late
+
+
+async def made(late: Late, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any) -> dict[str, Any]:
+    answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def shown(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
+    """The snapshots that loadTable answers with."""
+    answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
+    assert answer.status == 200, answer.raw
+    return {one["snapshot-id"]: one for one in answer.json["metadata"]["snapshots"]}
+
+
+async def leased(late: Late, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
+    body = {"snapshot-ids": ids, "lease-s": lease_s}
+    return await late("POST", f"{OWN}/t/plan-snapshots", body, headers=headers)
+
+
+async def test_a_plan_is_a_snapshot_for_requests_with_its_header_and_nobody_else(late: Late) -> None:
+    real = (await shown(late, {}))[1]
+    plan = await made(late)
+    plan_id = plan["plan-snapshot-id"]
+    assert plan["name"] is None
+    assert plan_id > 1 << 31
+    seen = await shown(late)
+    assert set(seen) == {1, plan_id}
+    assert seen[1] == real
+    one = seen[plan_id]
+    assert list(whole(listed(one["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
+    assert (one["parent-snapshot-id"], one["schema-id"]) == (1, 0)
+    assert one["sequence-number"] == real["sequence-number"]
+    assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # the newest one is the table's own
+    for headers in ({}, OTHERS):
+        for query in ("", "?snapshots=refs"):
+            assert set(await shown(late, headers, query)) == {1}
+    assert set(await shown(late, query="?snapshots=refs")) == {1, plan_id}
+
+
+async def test_the_etag_says_which_plans_the_answer_holds(late: Late) -> None:
+    async def tag(given: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
+        headers = {**PLANS, **more, **({} if given is None else {"If-None-Match": given})}
+        answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
+        assert "X-Seamark-Plans" in answer.headers["Vary"]
+        return answer.status, answer.headers["ETag"]
+
+    for query in ("", "?snapshots=refs"):
+        without = (await tag(query=query))[1]
+        plan_id = (await made(late, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
+        status, within = await tag(without, query)
+        assert (status, within != without) == (200, True)
+        assert await tag(within, query) == (304, within)
+        answer = await late("GET", f"{STANDARD}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
+        raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
+        assert str(plan_id).encode() in raw
+        await leased(late, [plan_id], 0)
+        assert await tag(within, query) == (200, without)
+
+
+async def test_a_catalog_that_carries_the_header_resolves_no_plan_names(late: Late) -> None:
+    name = (await late.plan(predicate="id = 5"))["name"]
+    assert (await late("GET", f"{STANDARD}/{name}")).status == 200
+    asked = [
+        ("GET", f"{STANDARD}/{name}"),
+        ("HEAD", f"{STANDARD}/{name}"),
+        ("GET", f"{STANDARD}/{name}/credentials"),
+        ("POST", f"{STANDARD}/{name}/plan"),
+        ("GET", f"/api/v1/tables/db/{name}/files"),
+        ("POST", f"/api/v1/tables/db/{name}/explain"),
+    ]
+    for method, path in asked:
+        answer = await late(method, path, {} if method == "POST" else None, headers=PLANS)
+        assert answer.status == 404, path
+        if method != "HEAD":
+            assert answer.error[1] == "NoSuchTableException"
+
+
+async def test_a_plan_made_as_a_snapshot_has_no_name_for_anybody(late: Late, tmp_path: Path) -> None:
+    """The name under which the store keeps it can be worked out from what a reader knows."""
+    await made(late)
+    store = late.server.parts.store
+    digests = {one.name[:32] for one in plans(tmp_path)}
+    assert len(digests) == 1
+    for digest in digests:
+        name = f"t~plan~{digest}"
+        assert await store.plan_table(("db",), name) is not None
+        for headers in ({}, PLANS, OTHERS):
+            assert (await late("GET", f"{STANDARD}/{name}", headers=headers)).status == 404
+            assert (await late("POST", f"{OWN}/{name}/lease", {}, headers=headers)).status == 404
+
+
+async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(late: Late) -> None:
+    first, second = [(await made(late, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
+    assert (await leased(late, [first, 77], 0)).json == {"found": 1}
+    assert set(await shown(late)) == {1, second}
+    assert (await made(late))["plan-snapshot-id"] == first
+    assert set(await shown(late)) == {1, first, second}
+    late.clock.ahead_ms += LEASE_S * 900
+    assert (await leased(late, [second], LEASE_S)).json == {"found": 1}
+    late.clock.ahead_ms += LEASE_S * 200
+    assert set(await shown(late)) == {1, second}
+    assert (await leased(late, [second], 0, OTHERS)).json == {"found": 0}
+    late.clock.ahead_ms += LEASE_S * 1000
+    assert set(await shown(late)) == {1}
+
+
+async def test_what_one_holder_withdraws_another_keeps(late: Late) -> None:
+    first, second = [(await made(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
+    assert first != second
+    assert (await made(late, holder="a"))["plan-snapshot-id"] == first
+    await leased(late, [first], 0)
+    assert set(await shown(late)) == {1, second}
+
+
+async def test_a_plan_is_read_by_the_schema_that_its_question_was_bound_to(late: Late) -> None:
+    """By a later one `id` may be another column."""
+    before = (await made(late))["plan-snapshot-id"]
+    renamed = {
+        "type": "struct",
+        "schema-id": 1,
+        "fields": [
+            {"id": 1, "name": "old", "required": True, "type": "long"},
+            {"id": 3, "name": "id", "required": False, "type": "long"},
+        ],
+    }
+    updates = [
+        {"action": "add-schema", "schema": renamed, "last-column-id": 3},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    after = (await made(late, "old = 5"))["plan-snapshot-id"]
+    seen = await shown(late)
+    assert (seen[before]["schema-id"], seen[after]["schema-id"]) == (0, 1)
+
+
+async def test_a_commit_that_removes_a_plans_snapshot_drops_the_plan_and_changes_nothing_else(late: Late) -> None:
+    """As expire_snapshots does, through a catalog with the header: it deletes the plan's files then."""
+    plan_id = (await made(late))["plan-snapshot-id"]
+    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
+    uuid = (await late.load("t"))["metadata"]["table-uuid"]
+    body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
+    answer = await late("POST", f"{STANDARD}/t", body, headers=PLANS)
+    assert answer.status == 200, answer.raw
+    assert [one["snapshot-id"] for one in answer.json["metadata"]["snapshots"]] == [2]
+    assert set(await shown(late)) == {2}
+    again = (await made(late))["plan-snapshot-id"]
+    assert again != plan_id
+    change = {"identifier": {"namespace": ["db"], "name": "t"}, **body}
+    change["updates"] = [{"action": "remove-snapshots", "snapshot-ids": [again]}]
+    answer = await late("POST", "/v1/transactions/commit", {"table-changes": [change]}, headers=PLANS)
+    assert answer.status == 204, answer.raw
+    assert set(await shown(late)) == {2}
+
+
+async def test_a_plan_that_a_commit_removed_is_made_anew_and_not_found_again(late: Late, tmp_path: Path) -> None:
+    old = (await made(late))["plan-snapshot-id"]
+    files = set(plans(tmp_path))
+    body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
+    assert (await late("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
+    new = (await made(late))["plan-snapshot-id"]
+    assert new != old
+    assert (await housekeeping_round(late.server.parts))["plan_tables_cleaned"] == 1
+    assert files.isdisjoint(plans(tmp_path))
+    assert set(await shown(late)) == {1, new}
+
+
+async def test_no_commit_makes_a_plans_snapshot_one_of_the_tables(late: Late) -> None:
+    plan_id = (await made(late))["plan-snapshot-id"]
+    snapshot = (await shown(late))[plan_id]
+    refused = [
+        [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
+        [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": plan_id}],
+        [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
+    ]
+    for updates in refused:
+        answer = await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates}, headers=PLANS)
+        assert answer.error[:2] == (400, "BadRequestException")
+    wanted = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
+    answer = await late("POST", f"{STANDARD}/t", {"requirements": [wanted], "updates": []}, headers=PLANS)
+    assert answer.error[:2] == (409, "CommitFailedException")
+    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert {one["snapshot-id"] for one in (await late.load("t"))["metadata"]["snapshots"]} == {1, 2}
+
+
+async def test_no_more_plans_are_shown_than_the_limit(tmp_path: Path) -> None:
+    async with served(tmp_path, plan_snapshots_limit=3) as late:
+        ids = []
+        for number in range(5):
+            ids.append((await made(late, f"id = {10 * number}"))["plan-snapshot-id"])
+            late.clock.ahead_ms += 10
+        assert set(await shown(late)) == {1, *ids[2:]}
+
+
+async def test_a_header_or_a_lease_that_makes_no_sense_is_refused(late: Late) -> None:
+    for value in ("", "a b", "x" * 101, "\xe9"):
+        for method, path in (("GET", f"{STANDARD}/t"), ("POST", f"{OWN}/t/plan-tables")):
+            body = {} if method == "POST" else None
+            answer = await late(method, path, body, headers={"X-Seamark-Plans": value})
+            assert answer.error[:2] == (400, "BadRequestException"), (value, path)
+            assert "X-Seamark-Plans" in answer.error[2]
+    plan_id = (await made(late))["plan-snapshot-id"]
+    for ids, lease_s in (([], 5), ([plan_id], -1), (["x"], 5), ([1 << 63], 5), ([1] * 1001, 5), ([plan_id], None)):
+        assert (await leased(late, ids, lease_s)).error[:2] == (400, "BadRequestException")
+    assert "X-Seamark-Plans" in (await leased(late, [plan_id], 5, {})).error[2]
+    assert (await late("POST", f"{OWN}/no/plan-snapshots", {}, headers=PLANS)).status in (400, 404)
+    assert set(await shown(late)) == {1, plan_id}
+
+
+async def test_no_registration_makes_a_plan_a_table(late: Late) -> None:
+    """Its files go when its lease has ended."""
+    plan = await made(late, headers={})
+    loaded = await late("GET", f"{STANDARD}/{plan['name']}")
+    location = loaded.json["metadata-location"]
+    register = STANDARD.replace("/tables", "/register")
+    for body in ({"name": "u"}, {"name": "t", "overwrite": True}):
+        answer = await late("POST", register, {**body, "metadata-location": location})
+        assert answer.status == 400, answer.raw
+        assert "belongs to a plan" in answer.json["error"]["message"]
+    assert set(await shown(late)) == {1}

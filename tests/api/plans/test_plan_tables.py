@@ -1,0 +1,507 @@
+"""Plan tables over HTTP: what the route answers, who shares a name, how long it lasts, and all that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
+from tests.api.plans.planned import EQ_5, append, tens
+from tests.planner.lakes.entries import listed, whole
+from tests.server.rig import LateClock, Running, running
+
+OWN, STANDARD = "/api/v1/tables/db", "/v1/namespaces/db/tables"
+LEASE_S, GRACE_S = 100, 50
+
+
+class As(Api):
+    """Somebody with a login."""
+
+    def __init__(self, server: Running, secret: str) -> None:
+        super().__init__(server)
+        self._login = {"Authorization": f"Bearer {secret}"}
+
+    async def __call__(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        return await super().__call__(method, path, body, headers={**self._login, **more.pop("headers", {})}, **more)
+
+
+class Late(Api):
+    """A server whose clock can be put forward; `db.t` has 30 files in 3 manifests, file n the ids from 10 n on."""
+
+    clock: LateClock
+
+    async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
+        answer = await self("POST", f"{OWN}/{table}/plan-tables", body)
+        assert answer.status == 200, answer.raw
+        found: dict[str, Any] = answer.json
+        return found
+
+    async def load(self, name: str) -> dict[str, Any]:
+        answer = await self("GET", f"{STANDARD}/{name}")
+        assert answer.status == 200, answer.raw
+        found: dict[str, Any] = answer.json
+        return found
+
+    async def held(self, name: str) -> list[int]:
+        """Numbers of the files that the plan table of this name lists."""
+        return numbers(await self.load(name))
+
+
+def numbers(loaded: dict[str, Any]) -> list[int]:
+    (snapshot,) = loaded["metadata"]["snapshots"]
+    paths = whole(listed(snapshot["manifest-list"]), 2)
+    return sorted(int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths)
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
+    clock = LateClock()
+    lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
+    async with running(tmp_path, clock=clock, **lengths, **given) as server:
+        late = Late(server)
+        late.clock = clock
+        await late.table()
+        await append(late, "t", tens(30), snapshot_id=1, manifests=3)
+        yield late
+
+
+@pytest.fixture
+async def late(tmp_path: Path) -> AsyncIterator[Late]:
+    async with served(tmp_path) as late:
+        yield late
+
+
+def plans(tmp_path: Path) -> list[Path]:
+    """Files of plan tables, below the warehouse."""
+    return [path for path in tmp_path.glob("warehouse/**/metadata/plans/**/*") if path.is_file()]
+
+
+async def test_a_plan_is_answered_with_a_name_that_stands_for_its_files(late: Late) -> None:
+    made = await late.plan(predicate="id BETWEEN 95 AND 118")
+    now_ms = late.clock.now_ms()
+    name, expires_ms = made.pop("name"), made.pop("expires-at-ms")
+    assert made == {
+        "snapshot-id": 1,
+        "files": 3,
+        "bytes": 30_000,
+        "considered-files": 30,
+        "considered-bytes": 300_000,
+    }
+    assert name == name.lower()
+    assert name.startswith("t~plan~")
+    assert now_ms + LEASE_S * 900 < expires_ms <= now_ms + LEASE_S * 1000
+    loaded = await late.load(name)
+    assert numbers(loaded) == [9, 10, 11]
+    table = await late.load("t")
+    same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
+    assert all(loaded["metadata"][key] == table["metadata"][key] for key in same)
+    assert loaded["metadata"]["current-snapshot-id"] == 1
+    assert loaded["config"]["scan-planning-mode"] == "client"
+    assert table["config"]["scan-planning-mode"] == "server"
+    assert (await late("HEAD", f"{STANDARD}/{name}")).status == 204
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        ({"filter": EQ_5}, [0]),
+        ({"predicate": "ID = 5"}, [0]),
+        ({"filter": {**EQ_5, "term": "ID"}, "case-sensitive": False}, [0]),
+        ({"predicate": "id < 100"}, list(range(10))),
+        ({"predicate": "id < -1"}, []),
+        ({}, list(range(30))),
+        ({"snapshot-id": 1, "filter": {"type": "gt-eq", "term": "id", "value": 290}}, [29]),
+        ({"ref": "main", "predicate": "id IN (5, 105, 205)"}, [0, 10, 20]),
+        ({"predicate": "length(data) = 3"}, list(range(30))),
+    ],
+)
+async def test_a_plan_table_lists_what_the_plan_keeps(late: Late, body: dict[str, Any], kept: list[int]) -> None:
+    made = await late.plan(**body)
+    assert (made["files"], made["considered-files"]) == (len(kept), 30)
+    assert await late.held(made["name"]) == kept
+
+
+async def test_no_table_is_made_for_who_reads_it_by_a_schema_that_is_not_the_current_one(late: Late) -> None:
+    """Two columns that have changed their names: each name is another column's since."""
+    past = {"snapshot-id": 1, "use-snapshot-schema": True}
+    assert await late.held((await late.plan(predicate="id = 5", **past))["name"]) == [0]
+    fields = [
+        {"id": 1, "name": "data", "required": True, "type": "long"},
+        {"id": 2, "name": "id", "required": False, "type": "string"},
+    ]
+    schema = {"type": "struct", "schema-id": 1, "fields": fields}
+    updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+    assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    made = await late.plan(predicate="data = 5", **past)
+    assert (made["name"], made["snapshot-id"]) == (None, 1)
+    assert await late.held((await late.plan(predicate="data = 5"))["name"]) == [0]
+
+
+async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
+    await late.table("empty")
+    made = await late.plan("empty", predicate="id = 5")
+    assert made["name"] is None
+    assert (made["snapshot-id"], made["files"], made["considered-files"], made["expires-at-ms"]) == (None, 0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"predicate": "nosuch = 5"}, "nosuch"),
+        ({"predicate": "id ="}, ""),
+        ({"filter": {"type": "eq", "term": "nosuch", "value": 5}}, "nosuch"),
+        ({"filter": EQ_5, "predicate": "id = 5"}, "has both predicate and filter"),
+        ({"snapshot-id": 7}, "Cannot find snapshot 7"),
+        ({"snapshot-id": 1, "ref": "main"}, "set one of them"),
+        ({"ref": "nosuch"}, "nosuch"),
+        ({"lease-s": 0}, "lease-s is 0"),
+        ({"kept-max": 1.5}, "kept-max is 1.5"),
+        ({"kept-max": -0.1}, "kept-max is -0.1"),
+        ({"where": "id = 5"}, "where"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_by_its_name(late: Late, body: dict[str, Any], told: str) -> None:
+    answer = await late("POST", f"{OWN}/t/plan-tables", body)
+    code, kind, message = answer.error
+    assert (code, kind) == (400, "BadRequestException")
+    assert told in message
+
+
+async def test_no_table_is_made_where_the_plan_keeps_more_than_the_share_that_is_asked_for(
+    late: Late, tmp_path: Path
+) -> None:
+    for share, wanted in ((0.3, None), (0.32, None), (0.34, "t"), (1.0, "t"), (0.0, None)):
+        made = await late.plan(predicate="id < 100", **{"kept-max": share})
+        assert made["files"] == 10
+        assert (made["name"] is not None) == (share >= 10 / 30), share
+        assert (made["expires-at-ms"] is None) == (made["name"] is None)
+        assert bool(plans(tmp_path)) == (wanted is not None or share == 0.0)
+    # One that is there already is not told of either.
+    assert (await late.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
+    assert (await late.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
+
+
+async def test_no_table_is_made_where_more_files_would_be_listed_anew_than_the_setting_allows(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_table_files_limit=4) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        for predicate, named in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
+            made = (await api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate})).json
+            assert (made["name"] is not None) == named, predicate
+
+
+async def test_no_more_tables_are_made_than_the_setting_allows(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_tables_limit=2) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(30), snapshot_id=1, manifests=3)
+        made = [(await api("POST", f"{OWN}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)]
+        assert [one["name"] is not None for one in made] == [True, True, False, True]
+        assert made[2]["files"] == 1
+        assert made[3] == made[0]
+
+
+async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: Path) -> None:
+    first = await late.plan(predicate="id = 5")
+    files = plans(tmp_path)
+    assert len(files) == 3
+    assert await late.plan(filter=EQ_5) == first
+    assert await late.plan(predicate="5 = id", **{"snapshot-id": 1}) == first
+    assert plans(tmp_path) == files
+    assert (await late.plan(predicate="id = 6"))["name"] != first["name"]
+    await append(late, "t", tens(30)[:1], snapshot_id=2, parent=1)
+    assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
+
+
+async def test_a_plan_that_was_not_made_to_its_end_is_nobody_elses(tmp_path: Path) -> None:
+    """Else who asks again would be given too many files for as long as somebody does."""
+    async with served(tmp_path, plan_time_budget_s=0) as late:
+        made = [await late.plan(predicate="id = 5") for _ in range(3)]
+        assert len({one["name"] for one in made}) == 3
+        assert [await late.held(one["name"]) for one in made] == [list(range(30))] * 3
+
+
+async def test_of_identical_plans_at_the_same_time_one_is_made(late: Late, tmp_path: Path) -> None:
+    made = await asyncio.gather(*(late.plan(predicate="id = 5") for _ in range(20)))
+    assert len({one["name"] for one in made}) == 1
+    assert len(plans(tmp_path)) == 3
+
+
+async def test_of_two_servers_that_make_one_plan_the_files_of_one_stay(late: Late, tmp_path: Path) -> None:
+    """Different leases are not one flight, as plans of two processes are none."""
+    made = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
+    (name,) = {one["name"] for one in made}
+    assert len(plans(tmp_path)) == 3
+    assert await late.held(name) == [0]
+    assert max(one["expires-at-ms"] for one in made) > late.clock.now_ms() + 100_000
+
+
+async def test_a_name_is_good_until_its_lease_ends_and_no_longer(late: Late) -> None:
+    made = await late.plan(predicate="id = 5")
+    late.clock.ahead_ms += (LEASE_S - 2) * 1000
+    assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 204
+    tag = (await late("GET", f"{STANDARD}/{made['name']}")).headers["ETag"]
+    late.clock.ahead_ms += 2000
+    for method, path in (("GET", ""), ("GET", "/credentials"), ("POST", "/plan"), ("POST", "/metrics")):
+        answer = await late(method, f"{STANDARD}/{made['name']}{path}", {} if method == "POST" else None)
+        assert answer.error[:2] == (404, "NoSuchTableException"), path
+    assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 404
+    answer = await late("GET", f"{STANDARD}/{made['name']}", headers={"If-None-Match": tag})
+    assert answer.status == 404
+
+
+async def test_a_lease_is_as_long_as_asked_for_and_no_longer_than_the_setting(late: Late) -> None:
+    for asked, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
+        made = await late.plan(predicate=f"id = {asked}", **{"lease-s": asked})
+        assert abs(made["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
+
+
+async def test_a_plan_that_is_asked_for_again_is_renewed_once_half_of_its_lease_is_over(
+    late: Late, tmp_path: Path
+) -> None:
+    made = await late.plan(predicate="id = 5")
+    files = plans(tmp_path)
+    late.clock.ahead_ms += LEASE_S * 400
+    assert await late.plan(predicate="id = 5") == made
+    late.clock.ahead_ms += LEASE_S * 200
+    again = await late.plan(predicate="id = 5")
+    assert again["name"] == made["name"]
+    assert again["expires-at-ms"] >= made["expires-at-ms"] + LEASE_S * 500
+    late.clock.ahead_ms += LEASE_S * 1100
+    assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 404
+    # Its files are still there, so they do for another lease.
+    back = await late.plan(predicate="id = 5")
+    assert back["name"] == made["name"]
+    assert plans(tmp_path) == files
+    assert await late.held(back["name"]) == [0]
+
+
+async def test_a_name_is_renewed_by_itself_whatever_has_become_of_its_table(late: Late, tmp_path: Path) -> None:
+    """For a statement that waits: asked again, the question is another plan's once the table has changed."""
+    name = (await late.plan(predicate="id = 5"))["name"]
+    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
+    for _ in range(4):
+        late.clock.ahead_ms += LEASE_S * 900
+        answer = await late("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
+        assert answer.json == {"expires-at-ms": pytest.approx(late.clock.now_ms() + LEASE_S * 1000, abs=5000)}
+        assert await late.held(name) == [0]
+    # One that has ended comes back with its files; not without.
+    late.clock.ahead_ms += LEASE_S * 1100
+    assert (await late("HEAD", f"{STANDARD}/{name}")).status == 404
+    assert (await late("POST", f"{OWN}/{name}/lease", {})).status == 200
+    assert await late.held(name) == [0]
+    late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
+    await housekeeping_round(late.server.parts)
+    for gone in (name, NAME, "t", "nosuch"):
+        assert (await late("POST", f"{OWN}/{gone}/lease", {})).error[:2] == (404, "NoSuchTableException")
+    for bad in ({"lease-s": 0}, {"lease": 5}, []):
+        assert (await late("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
+
+
+async def test_files_go_some_time_after_the_lease_and_the_plan_can_be_made_again(late: Late, tmp_path: Path) -> None:
+    made = await late.plan(predicate="id = 5")
+    other = await late.plan(predicate="id = 15", **{"lease-s": 1000})
+    late.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
+    assert (await housekeeping_round(late.server.parts))["plan_tables_cleaned"] == 0
+    assert len(plans(tmp_path)) == 6
+    late.clock.ahead_ms += 2000
+    assert (await housekeeping_round(late.server.parts))["plan_tables_cleaned"] == 1
+    assert len(plans(tmp_path)) == 3
+    assert await late.held(other["name"]) == [1]
+    assert await late.server.parts.store.plan_tables_retired(None, 10) == []
+    again = await late.plan(predicate="id = 5")
+    assert again["name"] == made["name"]
+    assert await late.held(again["name"]) == [0]
+    assert len(plans(tmp_path)) == 6
+
+
+async def test_a_plan_whose_files_are_about_to_go_is_made_anew(late: Late, tmp_path: Path) -> None:
+    made = await late.plan(predicate="id = 5")
+    old = set(plans(tmp_path))
+    late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
+    objects, delete = late.server.parts.objects, late.server.parts.objects.delete
+
+    async def meanwhile(location: str) -> None:
+        objects.delete = delete  # type: ignore[method-assign]
+        again = await late.plan(predicate="id = 5")
+        assert again["name"] == made["name"]
+        await delete(location)
+
+    objects.delete = meanwhile  # type: ignore[method-assign]
+    assert (await housekeeping_round(late.server.parts))["plan_tables_cleaned"] == 1
+    assert old.isdisjoint(plans(tmp_path))
+    assert await late.held(made["name"]) == [0]
+
+
+async def test_a_name_is_of_the_table_that_it_was_made_of(late: Late) -> None:
+    made = await late.plan(predicate="id = 5")
+    path = f"{STANDARD}/{made['name']}"
+    assert (await late("DELETE", f"{STANDARD}/t")).status == 204
+    assert (await late("GET", path)).error[:2] == (404, "NoSuchTableException")
+    await late.table()
+    assert (await late("GET", path)).error[:2] == (404, "NoSuchTableException")
+    await append(late, "t", tens(3), snapshot_id=1)
+    fresh = await late.plan(predicate="id = 5")
+    assert fresh["name"] != made["name"]
+    assert await late.held(fresh["name"]) == [0]
+    body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
+    assert (await late("POST", "/v1/tables/rename", body)).status == 204
+    assert (await late("GET", f"{STANDARD}/{fresh['name']}")).error[:2] == (404, "NoSuchTableException")
+    assert (await late.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
+
+
+async def test_a_plan_table_survives_commits_and_the_end_of_its_snapshot(late: Late) -> None:
+    made = await late.plan(predicate="id = 5")
+    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert await late.held(made["name"]) == [0]
+    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await late("POST", f"{STANDARD}/t", gone)).status == 200
+    assert await late.held(made["name"]) == [0]
+    answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
+    assert "Cannot find snapshot 1" in answer.error[2]
+
+
+async def test_a_table_whose_name_folds_has_plan_tables_in_lower_case(late: Late) -> None:
+    await late.table("Größe T")
+    await append(late, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
+    made = await late.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
+    assert made["name"].startswith("größe t~plan~")
+    loaded = await late("GET", f"{STANDARD}/gr%C3%B6%C3%9Fe%20t~plan~{made['name'].rpartition('~')[2]}")
+    assert numbers(loaded.json) == [1]
+    await late.table("x" * 250)
+    await append(late, "x" * 250, tens(3), snapshot_id=1)
+    assert (await late.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
+
+
+async def test_a_client_that_asks_the_server_to_plan_is_answered_for_a_plan_table_too(late: Late) -> None:
+    made = await late.plan(predicate="id < 100")
+    answer = await late(
+        "POST", f"{STANDARD}/{made['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
+    )
+    found = [task["data-file"]["file-path"][-14:] for task in answer.json["file-scan-tasks"]]
+    assert found == ["000007.parquet", "000008.parquet", "000009.parquet"]
+
+
+async def test_reports_on_a_plan_table_are_its_tables(late: Late) -> None:
+    made = await late.plan(predicate="id = 5")
+    report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": 1, "filter": True, "metrics": {}}
+    assert (await late("POST", f"{STANDARD}/{made['name']}/metrics", report)).status == 204
+    assert len((await late("GET", f"{OWN}/t/metrics")).json["reports"]) == 1
+
+
+async def test_plan_tables_are_never_listed(late: Late) -> None:
+    made = await late.plan(predicate="id = 5")
+    assert [one["name"] for one in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
+    assert (await late("GET", "/v1/namespaces/db/views")).json["identifiers"] == []
+    assert made["name"] not in (await late("GET", "/api/v1/timeline")).raw.decode()
+
+
+NAME = "t~plan~" + "0" * 32
+
+
+async def test_whatever_would_change_or_make_a_table_with_such_a_name_is_refused(late: Late) -> None:
+    made = (await late.plan(predicate="id = 5"))["name"]
+    create = {"name": NAME, "schema": SCHEMA}
+    view = {**create, "view-version": VIEW_VERSION, "properties": {}}
+    loaded = await late.load("t")
+    register = {"name": NAME, "metadata-location": loaded["metadata-location"]}
+    change = {"identifier": {"namespace": ["db"], "name": made}, **set_properties(a="b")}
+    staged = {"requirements": [{"type": "assert-create"}], "updates": []}
+
+    def rename(source: str, target: str) -> dict[str, Any]:
+        return {
+            "source": {"namespace": ["db"], "name": source},
+            "destination": {"namespace": ["db"], "name": target},
+        }
+
+    asked: list[tuple[str, str, Any]] = [
+        ("POST", f"{STANDARD}/{made}", set_properties(a="b")),
+        ("POST", f"{STANDARD}/{NAME}", staged),
+        ("DELETE", f"{STANDARD}/{made}", None),
+        ("DELETE", f"{STANDARD}/{made}?purgeRequested=true", None),
+        ("POST", f"{STANDARD}/{made}/unregister", None),
+        ("POST", "/v1/tables/rename", rename(made, "other")),
+        ("POST", "/v1/tables/rename", rename("t", NAME)),
+        ("POST", "/v1/views/rename", rename("v", NAME)),
+        ("POST", "/v1/transactions/commit", {"table-changes": [change]}),
+        ("POST", STANDARD, create),
+        ("POST", STANDARD, {**create, "name": "x~PLAN~y"}),
+        ("POST", STANDARD, {**create, "stage-create": True}),
+        ("POST", "/v1/namespaces/db/register", register),
+        ("POST", "/v1/namespaces/db/register", {**register, "overwrite": True}),
+        ("POST", "/v1/namespaces/db/views", view),
+        ("POST", f"{OWN}/{made}/commit", {"add": []}),
+        ("PUT", f"{OWN}/{made}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
+        ("POST", f"{OWN}/{made}/indexes/i/builds", {}),
+    ]
+    for method, path, body in asked:
+        code, kind, message = (await late(method, path, body)).error
+        assert (code, kind) == (400, "BadRequestException"), (method, path)
+        assert "plan table" in message, (method, path)
+    assert await late.held(made) == [0]
+    assert [one["name"] for one in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
+
+
+async def test_a_dropped_table_does_not_come_back_under_such_a_name(late: Late) -> None:
+    assert (await late("DELETE", f"{STANDARD}/t")).status == 204
+    (dropped,) = (await late("GET", "/api/v1/dropped")).json["dropped"]
+    answer = await late("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {"name": NAME})
+    assert answer.error[:2] == (400, "BadRequestException")
+
+
+async def test_a_plan_of_a_plan_is_not_made(late: Late) -> None:
+    made = await late.plan(predicate="id < 100")
+    answer = await late("POST", f"{OWN}/{made['name']}/plan-tables", {"predicate": "id = 5"})
+    assert answer.error[:2] == (404, "NoSuchTableException")
+
+
+async def test_a_plan_table_gives_no_more_rights_than_its_table(tmp_path: Path) -> None:
+    secrets, clock = {}, SystemClock()
+    grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))], "deep": []}
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, given in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, given)
+    async with running(tmp_path, auth="token") as server:
+        root, rita, deep = (As(server, secrets[name]) for name in grants)
+        await root.table()
+        await append(root, "t", tens(30), snapshot_id=1, manifests=3)
+        answer = await rita("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5"})
+        assert answer.status == 200, "a reader's right"
+        name = answer.json["name"]
+        assert (await rita("GET", f"{STANDARD}/{name}")).status == 200
+        assert (await rita("POST", f"{OWN}/{name}/lease", {})).status == 200
+        for method, path, body in (
+            ("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5"}),
+            ("GET", f"{STANDARD}/{name}", None),
+            ("GET", f"{STANDARD}/{name}/credentials", None),
+            ("POST", f"{STANDARD}/{name}/plan", {}),
+            ("POST", f"{OWN}/{name}/lease", {}),
+        ):
+            refused = (await deep(method, path, body)).error
+            assert refused[:2] == (403, "ForbiddenException")
+        by_plan = (await deep("GET", f"{STANDARD}/{name}")).error
+        assert by_plan == (await deep("GET", f"{STANDARD}/t")).error
+        assert (await deep("HEAD", f"{STANDARD}/{name}")).status == 403
+        # Nor does it tell somebody without rights whether there is such a plan.
+        assert by_plan == (await deep("GET", f"{STANDARD}/{NAME}")).error
+
+
+async def test_a_purge_takes_files_of_plan_tables_along_that_nobody_knows_of(late: Late, tmp_path: Path) -> None:
+    await late.plan(predicate="id = 5")
+    (plans(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
+    assert (await late("DELETE", f"{STANDARD}/t?purgeRequested=true")).status == 204
+    late.clock.ahead_ms += 30 * 86_400_000
+    await housekeeping_round(late.server.parts)
+    assert plans(tmp_path) == []

@@ -1,0 +1,53 @@
+"""Plan tables that are asked for again: what is remembered of a question holds of the table as it was then alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.client import Api
+from tests.api.plans.planned import T, append, tens
+
+PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
+
+
+async def plan(api: Api, **body: Any) -> dict[str, Any]:
+    answer = await api("POST", PLAN_TABLES, body)
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def test_a_question_that_was_declined_is_asked_anew_after_a_commit(planned: Api) -> None:
+    asked = {"predicate": "id < 200", "kept-max": 0.5}
+    declined = await plan(planned, **asked)
+    assert declined["name"] is None
+    assert await plan(planned, **asked) == declined
+    assert (declined["files"], declined["considered-files"]) == (20, 30)
+    await append(planned, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    made = await plan(planned, **asked)
+    assert (made["files"], made["considered-files"], made["name"] is not None) == (20, 60, True)
+
+
+async def test_a_question_that_was_declined_is_not_for_who_takes_more_of_the_files(planned: Api) -> None:
+    asked = {"predicate": "id < 200"}
+    assert (await plan(planned, **asked, **{"kept-max": 0.5}))["name"] is None
+    assert (await plan(planned, **asked, **{"kept-max": 0.7}))["name"] is not None
+    assert (await plan(planned, **asked))["name"] is not None
+    assert (await plan(planned, **asked, **{"kept-max": 0.5}))["name"] is None
+
+
+async def test_a_question_that_was_read_is_read_anew_by_another_schema(planned: Api) -> None:
+    """Two columns change their names: each name is the other column's from then on."""
+    asked = {"predicate": "id = 5"}
+    for _ in range(2):
+        assert (await plan(planned, **asked))["files"] == 1
+    fields = [
+        {"id": 1, "name": "data", "required": True, "type": "long"},
+        {"id": 2, "name": "id", "required": False, "type": "string"},
+    ]
+    schema = {"type": "struct", "schema-id": 1, "fields": fields}
+    updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+    assert (await planned("POST", T, {"requirements": [], "updates": updates})).status == 200
+    assert (await plan(planned, **asked))["files"] == 30
+    assert (await plan(planned, predicate="data = 5"))["files"] == 1
+    assert (await plan(planned, predicate="id = 'm'"))["files"] == 30

@@ -1,0 +1,328 @@
+"""Plan views over HTTP: what engines load by the name, how long it is good for, and who may have one made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.api.client import VIEW_VERSION, Api, set_properties
+from tests.api.plans.planned import append, tens
+from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, As, Late, plans, served
+from tests.server.rig import running
+
+VIEWS, OWN = "/v1/namespaces/db/views", "/api/v1/views/db"
+TEXT = "SELECT id, data FROM t WHERE id > 3 -- 't'"
+OWNED = {"trino.run-as-owner": "anna", "comment": "hers"}
+AT = TEXT.index(" t ") + 1
+
+
+def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
+    spark = {"type": "sql", "sql": "SELECT `id` FROM t", "dialect": "spark"}
+    trino = {"type": "sql", "sql": text, "dialect": "trino"}
+    return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
+
+
+@pytest.fixture
+async def late(tmp_path: Path) -> AsyncIterator[Late]:
+    async with served(tmp_path) as late:
+        yield late
+
+
+async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
+    """What a request says of the view as it is, and of a plan of `t`."""
+    loaded = (await api("GET", f"{VIEWS}/{name}")).json
+    plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
+    table = {"start": at, "end": at + 1, "plan": ["db", plan], "alias": True}
+    location = loaded["metadata-location"]
+    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], **more}
+
+
+async def made(api: Api, **more: Any) -> str:
+    answer = await api("POST", f"{OWN}/v/plan-views", await asked(api, **more))
+    assert answer.status == 200, answer.raw
+    return str(answer.json["name"])
+
+
+def text_of(loaded: dict[str, Any]) -> str:
+    ((only,),) = [one["representations"] for one in loaded["metadata"]["versions"]]
+    assert only["dialect"] == "trino"
+    return str(only["sql"])
+
+
+async def test_a_plan_view_is_the_view_with_another_text(late: Late) -> None:
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    body = await asked(late)
+    answer = await late("POST", f"{OWN}/v/plan-views", body)
+    assert answer.status == 200, answer.raw
+    name = answer.json["name"]
+    assert name.startswith("v~plan~")
+    assert name == name.lower()
+    assert late.clock.now_ms() < answer.json["expires-at-ms"] <= late.clock.now_ms() + LEASE_S * 1000
+    loaded, view = (await late("GET", f"{VIEWS}/{name}")).json, (await late("GET", f"{VIEWS}/v")).json
+    plan = body["tables"][0]["plan"][1]
+    inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
+    assert text_of(loaded) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
+    same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
+    assert all(loaded["metadata"][key] == view["metadata"][key] for key in same)
+    (version_of,) = loaded["metadata"]["versions"]
+    (stored,) = view["metadata"]["versions"]
+    del version_of["representations"], stored["representations"]
+    assert version_of == stored
+    assert (await late("HEAD", f"{VIEWS}/{name}")).status == 204
+    assert (await late("GET", f"{STANDARD}/{name}")).status == 404, "it is no table"
+
+
+@pytest.mark.parametrize(
+    ("reference", "default", "new"),
+    [
+        ("t", ["db"], '"{plan}"'),
+        ('"T"', ["db"], '"{plan}"'),
+        ("DB.t", ["elsewhere"], 'DB."{plan}"'),
+        ('lake."db"."t"', [], 'lake."db"."{plan}"'),
+    ],
+)
+async def test_a_table_may_be_named_in_all_ways(late: Late, reference: str, default: list[str], new: str) -> None:
+    text = f"SELECT x.id, x.data FROM {reference} x"
+    await late.view(**{"view-version": version(text, **{"default-namespace": default})})
+    body = await asked(late)
+    start = text.index(f" {reference} ") + 1
+    body["tables"][0] |= {"start": start, "end": start + len(reference), "alias": False}
+    answer = await late("POST", f"{OWN}/v/plan-views", body)
+    assert answer.status == 200, answer.raw
+    plan = body["tables"][0]["plan"][1]
+    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}")).json
+    assert f"FROM {new.format(plan=plan)} x" in text_of(loaded)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        (TEXT, AT, AT + 2),
+        (TEXT, AT - 1, AT + 1),
+        (TEXT, 0, 6),
+        (TEXT, -1, 1),
+        (TEXT, AT, len(TEXT) + 5),
+        ("SELECT * FROM u, t", 14, 15),
+        ("SELECT * FROM other.t", 14, 21),
+        ("SELECT 't' FROM t", 7, 10),
+        ("SELECT 't' FROM t", 8, 9),
+        ("SELECT data FROM t", 9, 10),
+        ("SELECT t.id FROM t", 7, 8),
+        ("SELECT * FROM t; DROP", 14, 21),
+    ],
+)
+async def test_nothing_is_replaced_but_the_name_of_the_plans_table(late: Late, text: str, start: int, end: int) -> None:
+    await late.view(**{"view-version": version(text)})
+    body = await asked(late)
+    body["tables"][0] |= {"start": start, "end": end}
+    answer = await late("POST", f"{OWN}/v/plan-views", body)
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert "are not the name of db.t" in answer.error[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"predicate": "nothing = 5"}, 400),
+        ({"predicate": "id = 5) UNION SELECT * FROM (u"}, 400),
+        ({"predicate": ""}, 400),
+        ({"tables": []}, 400),
+        ({"lease-s": 0}, 400),
+        ({"metadata-location": "file:///old"}, 404),
+        ({"tables": [{"start": AT, "end": AT + 1, "plan": ["db", "t"]}]}, 404),
+        ({"tables": [{"start": AT, "end": AT + 1, "plan": ["t"]}]}, 400),
+        ({"tables": [{"start": AT, "end": AT + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(late: Late, changes: dict[str, Any], status: int) -> None:
+    await late.view(**{"view-version": version()})
+    answer = await late("POST", f"{OWN}/v/plan-views", {**await asked(late), **changes})
+    assert answer.status == status, answer.raw
+
+
+async def test_two_places_may_not_overlap_and_no_view_without_trinos_text_has_one(late: Late) -> None:
+    await late.view(**{"view-version": version()})
+    body = await asked(late)
+    answer = await late("POST", f"{OWN}/v/plan-views", {**body, "tables": body["tables"] * 2})
+    assert answer.error[:2] == (400, "BadRequestException")
+    await late.view("w")
+    assert (await late("POST", f"{OWN}/w/plan-views", await asked(late, "w"))).status == 400
+    assert (await late("POST", f"{OWN}/none/plan-views", body)).status == 404
+
+
+async def test_a_name_is_of_the_view_as_it_was_read(late: Late) -> None:
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    name = await made(late)
+    assert (await late("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
+    assert (await late("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
+    other = await made(late)
+    assert other != name
+    assert (await late("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
+    assert (await late("DELETE", f"{VIEWS}/v")).status == 204
+    for one in (name, other):
+        assert (await late("GET", f"{VIEWS}/{one}")).status == 404
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    assert (await late("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
+
+
+OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
+
+
+async def over_view(api: Api, name: str) -> dict[str, Any]:
+    """What a request says of the view `w`, over a plan view of `v`."""
+    await api.view("w", **{"view-version": version(OUTER)})
+    location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
+    at = OUTER.index("db.")
+    table = {"start": at, "end": at + len('db."V"'), "plan": ["db", name], "alias": True}
+    return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
+
+
+async def test_a_plan_view_stands_in_a_plan_view_of_the_view_that_reads_it(late: Late) -> None:
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    inner = await made(late)
+    body = await over_view(late, inner)
+    answer = await late("POST", f"{OWN}/w/plan-views", body)
+    assert answer.status == 200, answer.raw
+    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}")).json
+    text = OUTER.replace('db."V"', f'db."{inner}" AS "V"')
+    assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
+    assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
+
+
+async def test_nothing_but_a_plan_of_that_very_view_stands_there(late: Late) -> None:
+    await late.view(**{"view-version": version()})
+    inner = await made(late)
+    body = await over_view(late, inner)
+    (table,) = body["tables"]
+    plan = (await late("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
+    outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    for other in (plan, outer):
+        answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        assert answer.error[:2] == (400, "BadRequestException")
+        assert "are not the name of db." in answer.error[2]
+    for other in ("v", "t", f"v~plan~{'0' * 32}"):
+        answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        assert answer.status == 404, "the view itself is no plan of it"
+    assert (await late("DELETE", f"{VIEWS}/v")).status == 204
+    assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
+
+
+async def test_a_plan_view_whose_inner_view_changes_names_what_is_gone(late: Late) -> None:
+    """Trino fails on the name, and the statement runs as it came."""
+    await late.view(**{"view-version": version()}, properties=OWNED)
+    inner = await made(late)
+    body = await over_view(late, inner)
+    outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await late("GET", f"{VIEWS}/{inner}")).status == 404
+    assert (await late("GET", f"{VIEWS}/{outer}")).status == 200
+    assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
+    again = await made(late)
+    body["tables"][0]["plan"] = ["db", again]
+    assert (await late("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
+    late.clock.ahead_ms += LEASE_S * 900
+    for name in (again, outer):
+        assert (await late("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
+    late.clock.ahead_ms += LEASE_S * 900
+    for name, status in ((again, 200), (outer, 200), (inner, 404)):
+        assert (await late("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
+
+
+async def test_leases_and_files_are_as_those_of_plan_tables(late: Late, tmp_path: Path) -> None:
+    await late.view(**{"view-version": version()})
+    name = await made(late)
+    before = len(plans(tmp_path))
+    assert await made(late) == name, "who asks for the same shares it"
+    assert len(plans(tmp_path)) == before
+    late.clock.ahead_ms += LEASE_S * 900
+    answer = await late("POST", f"/api/v1/tables/db/{name}/lease", {})
+    assert answer.status == 200, answer.raw
+    late.clock.ahead_ms += LEASE_S * 900
+    assert (await late("GET", f"{VIEWS}/{name}")).status == 200
+    late.clock.ahead_ms += LEASE_S * 200
+    assert (await late("GET", f"{VIEWS}/{name}")).status == 404
+    late.clock.ahead_ms += GRACE_S * 1000
+    await housekeeping_round(late.server.parts)
+    assert plans(tmp_path) == []
+    assert (await late("GET", f"{VIEWS}/{await made(late)}")).status == 200
+
+
+async def test_a_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
+    await late.view(**{"view-version": version()})
+    name = await made(late)
+    listed = (await late("GET", VIEWS)).json["identifiers"]
+    assert [one["name"] for one in listed] == ["v"]
+    assert (await late("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
+    assert (await late("DELETE", f"{VIEWS}/{name}")).status == 400
+    renaming = {
+        "source": {"namespace": ["db"], "name": name},
+        "destination": {"namespace": ["db"], "name": "mine"},
+    }
+    assert (await late("POST", "/v1/views/rename", renaming)).status in (400, 404)
+    body = await asked(late)
+    assert (await late("POST", f"{OWN}/{name}/plan-views", body)).status == 404
+    assert (await late("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
+    assert (await late("GET", f"{VIEWS}/{name}")).status == 200
+
+
+async def test_no_more_are_made_than_the_setting_allows(tmp_path: Path) -> None:
+    async with served(tmp_path, plan_tables_limit=1) as late:
+        await late.view(**{"view-version": version()})
+        answer = await late("POST", f"{OWN}/v/plan-views", await asked(late))
+        assert answer.json == {"name": None, "expires-at-ms": None}
+
+
+async def test_making_one_needs_the_right_to_change_the_view_and_to_read_the_tables(tmp_path: Path) -> None:
+    secrets, clock = {}, SystemClock()
+    grants = {
+        "root": [Grant("root", "admin")],
+        "reader": [Grant("reader", "reader", ("db",))],
+        "writer": [Grant("writer", "writer", ("db",))],
+        "views": [Grant("views", "writer", ("views",))],
+        "both": [Grant("both", "writer", ("views",)), Grant("both", "reader", ("db",))],
+        "nobody": [],
+    }
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, given in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, given)
+    async with running(tmp_path, auth="token") as server:
+        who = {name: As(server, secret) for name, secret in secrets.items()}
+        root = who["root"]
+        await root.table()
+        await append(root, "t", tens(30), snapshot_id=1, manifests=3)
+        await root.view(**{"view-version": version()})
+        body = await asked(root)
+        assert (await who["reader"]("POST", f"{OWN}/v/plan-views", body)).status == 403
+        assert (await who["nobody"]("POST", f"{OWN}/v/plan-views", body)).status == 403
+        answer = await who["writer"]("POST", f"{OWN}/v/plan-views", body)
+        assert answer.status == 200, answer.raw
+        name = answer.json["name"]
+        assert (await who["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
+        by_plan = (await who["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert by_plan == (await who["nobody"]("GET", f"{VIEWS}/v")).error
+        assert (await who["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
+
+        assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
+        created = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
+        created |= {"view-version": version(), "properties": {}}
+        loaded = (await root("POST", "/v1/namespaces/views/views", created)).json
+        body["metadata-location"] = loaded["metadata-location"]
+        assert (await who["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
+        assert (await who["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
+
+        inner = created | {"name": "w", "view-version": version("SELECT id, data FROM db.v")}
+        loaded = (await root("POST", "/v1/namespaces/views/views", inner)).json
+        (table,) = body["tables"]
+        table |= {"start": 21, "end": 25, "plan": ["db", name]}
+        body["metadata-location"] = loaded["metadata-location"]
+        for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
+            answer = await who[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
+            assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"

@@ -1,0 +1,122 @@
+"""Plan views that are made with `X-Seamark-Plans`: one user's, of versions of tables, and nobody's once withdrawn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.client import set_properties
+from tests.api.plans.test_plan_snapshots import OTHERS, PLANS, leased, made
+from tests.api.plans.test_plan_tables import LEASE_S, Late, served
+from tests.api.plans.test_plan_views import AT, OUTER, OWN, OWNED, TEXT, VIEWS, text_of, version
+
+GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
+
+
+@pytest.fixture
+async def late(tmp_path: Path) -> AsyncIterator[Late]:
+    async with served(tmp_path) as late:
+        await late.view(**{"view-version": version()}, properties=OWNED)
+        yield late
+
+
+async def asked(late: Late, **more: Any) -> dict[str, Any]:
+    plan = (await made(late))["plan-snapshot-id"]
+    location = (await late("GET", f"{VIEWS}/v")).json["metadata-location"]
+    table = {"start": AT, "end": AT + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
+    return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **more}
+
+
+async def shown(late: Late, **more: Any) -> dict[str, Any]:
+    answer = await late("POST", f"{OWN}/v/plan-views", await asked(late, **more), headers=PLANS)
+    assert answer.status == 200, answer.raw
+    found: dict[str, Any] = answer.json
+    return found
+
+
+async def test_its_tables_are_versions_and_its_rows_are_one_users(late: Late) -> None:
+    body = await asked(late)
+    answer = await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)
+    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
+    plan = body["tables"][0]["plan-snapshot-id"]
+    text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan} ", 1)
+    assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
+    assert loaded["metadata"]["properties"] == OWNED
+
+
+async def test_its_name_leads_somewhere_for_its_header_alone_until_it_is_withdrawn(late: Late) -> None:
+    plan = await shown(late)
+    path = f"{VIEWS}/{plan['name']}"
+    for headers, status in ((PLANS, 200), (OTHERS, 404), ({}, 404)):
+        assert (await late("GET", path, headers=headers)).status == status
+        assert (await late("HEAD", path, headers=headers)).status == (204 if status == 200 else 404)
+        lease = await late("POST", f"/api/v1/tables/db/{plan['name']}/lease", {}, headers=headers)
+        assert lease.status == 404
+    body = {"snapshot-ids": [plan["plan-snapshot-id"]], "lease-s": 0}
+    answer = await late("POST", "/api/v1/tables/db/v/plan-snapshots", body, headers=PLANS)
+    assert answer.json == {"found": 1}
+    assert (await late("GET", path, headers=PLANS)).status == 404
+    assert (await shown(late))["name"] == plan["name"]
+    assert (await late("GET", path, headers=PLANS)).status == 200
+    late.clock.ahead_ms += LEASE_S * 1100
+    assert (await late("GET", path, headers=PLANS)).status == 404
+
+
+async def test_each_user_and_each_holder_has_one_of_its_own(late: Late) -> None:
+    names = {
+        (await shown(late, reader=reader, holder=holder))["name"]
+        for reader in ("anna", "Anna", "rita")
+        for holder in ("a", "b")
+    }
+    assert len(names) == 6
+    assert (await shown(late, reader="anna", holder="a"))["name"] in names
+
+
+async def test_it_is_of_one_state_of_the_view_and_of_plans_that_are_shown(late: Late) -> None:
+    plan, body = await shown(late), await asked(late)
+    assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await late("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
+    assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
+    body = await asked(late)
+    await leased(late, [body["tables"][0]["plan-snapshot-id"]], 0)
+    assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
+
+
+async def test_a_view_within_is_tried_by_all_of_its_columns(late: Late) -> None:
+    await late.view("w", **{"view-version": version(OUTER)})
+    inner = (await shown(late))["name"]
+    location = (await late("GET", f"{VIEWS}/w")).json["metadata-location"]
+    at = OUTER.index("db.")
+    table = {"start": at, "end": at + len('db."V"'), "plan": ["db", inner], "alias": True}
+    body = {"metadata-location": location, "predicate": "id > 4", "tables": [table], "reader": "o'hara"}
+    answer = await late("POST", f"{OWN}/w/plan-views", body, headers=PLANS)
+    assert answer.status == 200, answer.raw
+    text = text_of((await late("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
+    assert text.startswith('WITH "~0" AS (SELECT "id", "data" FROM db."V" WHERE FALSE) SELECT * FROM (\n')
+    assert f'db."{inner}" AS "V"' in text
+    assert GUARD in text
+
+
+async def test_what_does_not_fit_together_is_refused(late: Late) -> None:
+    body = await asked(late)
+    (table,) = body["tables"]
+    name = (await late.plan(predicate="id = 5"))["name"]
+    without = {key: value for key, value in body.items() if key != "reader"}
+    wrong: list[tuple[dict[str, Any], dict[str, str], int]] = [
+        (body, {}, 400),
+        (without, PLANS, 400),
+        ({**body, "reader": ""}, PLANS, 400),
+        ({**body, "tables": [{**table, "plan": ["db", name]}]}, PLANS, 400),
+        ({**body, "tables": [{**table, "table": ["t"]}]}, PLANS, 400),
+        ({**body, "tables": [{**table, "plan-snapshot-id": 1}]}, PLANS, 404),
+        ({**body, "tables": [{**table, "table": ["db", "v"]}]}, PLANS, 404),
+        ({**body, "tables": [{"start": AT, "end": AT + 1, "plan": ["db", name]}]}, PLANS, 404),
+        ({**body, "tables": [{**table, "start": AT + 1, "end": AT + 2}]}, PLANS, 400),
+        (body, OTHERS, 404),
+    ]
+    for given, headers, status in wrong:
+        answer = await late("POST", f"{OWN}/v/plan-views", given, headers=headers)
+        assert answer.error[0] == status, (given, headers, answer.raw)

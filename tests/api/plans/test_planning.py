@@ -1,0 +1,485 @@
+"""Scan planning over HTTP: what is asked, whole answers, modes, and what is refused and how."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.formats import pieces
+from seamark.metaserver.api.plans import planning
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import RemoveGrant
+from tests.api.client import SCHEMA, Api, new_key, set_properties
+from tests.api.client import Answer as Response
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, paths, tens
+from tests.server.rig import running
+
+
+async def test_a_plan_without_a_filter_is_every_file_at_once(planned: Api) -> None:
+    answer = await planned("POST", f"{T}/plan", {})
+    assert numbers(answer) == list(range(30))
+    assert set(answer.json) == {"status", "file-scan-tasks"}
+    assert answer.json["status"] == "completed"
+    assert all(task["residual-filter"] is True for task in answer.json["file-scan-tasks"])
+
+
+async def test_a_filter_leaves_the_files_that_can_hold_a_row_and_says_what_is_left_to_check(planned: Api) -> None:
+    answer = await planned("POST", f"{T}/plan", {"filter": EQ_5, "select": ["id"], "case-sensitive": True})
+    assert numbers(answer) == [0]
+    assert answer.json["file-scan-tasks"][0]["residual-filter"] == EQ_5
+    assert numbers(await planned("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 285}})) == [
+        28,
+        29,
+    ]
+    nothing = await planned("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
+    assert nothing.json == {"status": "completed", "file-scan-tasks": []}
+
+
+async def test_a_table_without_a_snapshot_has_no_files(api: Api) -> None:
+    await api.table()
+    assert (await api("POST", f"{T}/plan", {"filter": EQ_5})).json == {"status": "completed", "file-scan-tasks": []}
+
+
+async def test_names_are_matched_without_regard_to_case_where_that_is_asked(planned: Api) -> None:
+    upper = {"type": "eq", "term": "ID", "value": 5}
+    assert (await planned("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
+    assert numbers(await planned("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})) == [0]
+
+
+async def test_a_snapshot_and_a_range_of_snapshots_are_planned(api: Api) -> None:
+    await api.table()
+    files = tens(6)
+    await append(api, "t", files[:2], snapshot_id=1)
+    await append(api, "t", files[2:4], snapshot_id=2, parent=1)
+    await append(api, "t", files[4:], snapshot_id=3, parent=2)
+    assert numbers(await api("POST", f"{T}/plan", {})) == list(range(6))
+    assert numbers(await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True})) == [0, 1]
+    assert numbers(await api("POST", f"{T}/plan", {"snapshot-id": 2})) == [0, 1, 2, 3]
+    between = {"start-snapshot-id": 1, "end-snapshot-id": 3}
+    assert numbers(await api("POST", f"{T}/plan", between)) == [2, 3, 4, 5]
+    assert numbers(
+        await api("POST", f"{T}/plan", {**between, "filter": {"type": "gt", "term": "id", "value": 45}})
+    ) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"filter": {"type": "eq", "term": "no_such", "value": 5}}, "no_such"),
+        ({"filter": {"type": "eq", "term": "id", "value": "five"}}, "five"),
+        ({"filter": {"type": "resembles", "term": "id", "value": 5}}, "resembles"),
+        ({"filter": None}, "filter"),
+        ({"filter": 7}, "filter"),
+        ({"snapshot-id": 77}, "77"),
+        ({"snapshot-id": 1, "start-snapshot-id": 1, "end-snapshot-id": 1}, "snapshot-id"),
+        ({"start-snapshot-id": 1}, "end-snapshot-id"),
+        ({"start-snapshot-id": 5, "end-snapshot-id": 1}, "5"),
+        ({"stats-fields": ["no_such"]}, "no_such"),
+        ({"stats-fields": ["id"] * 10_001}, "the limit is 10,000"),
+        ({"case-sensitive": "perhaps"}, "case-sensitive"),
+        ({"snapshot-id": "1"}, "snapshot-id"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused_and_told_why(planned: Api, body: Any, told: str) -> None:
+    answer = await planned("POST", f"{T}/plan", body)
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert told in answer.error[2]
+
+
+async def test_what_does_not_exist_is_not_found_under_the_names_that_clients_know(planned: Api) -> None:
+    for method, path, body in (
+        ("POST", "plan", {}),
+        ("GET", "plan/x", None),
+        ("DELETE", "plan/x", None),
+        ("POST", "tasks", {"plan-task": "x"}),
+    ):
+        answer = await planned(method, f"/v1/namespaces/db/tables/none/{path}", body)
+        assert answer.error[:2] == (404, "NoSuchTableException")
+    for method in ("GET", "DELETE"):
+        for plan_id in ("x", "a%20b", "AAAA", "%FF"):
+            assert (await planned(method, f"{T}/plan/{plan_id}")).error[:2] == (404, "NoSuchPlanIdException")
+    for token in ("", "x", "AQ", "ä"):
+        answer = await planned("POST", f"{T}/tasks", {"plan-task": token})
+        assert answer.error[:2] == (404, "NoSuchPlanTaskException")
+    assert (await planned("POST", f"{T}/tasks", {})).error[0] == 400
+
+
+async def test_a_snapshot_that_is_its_own_ancestor_is_refused_in_an_incremental_scan(api: Api) -> None:
+    await api.table()
+    await append(api, "t", tens(1), snapshot_id=1, parent=1)
+    answer = await api("POST", f"{T}/plan", {"end-snapshot-id": 1})
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert "ancestor" in answer.error[2]
+
+
+async def test_statistics_come_for_the_fields_that_are_asked_for(planned: Api) -> None:
+    body: dict[str, Any] = {"stats-fields": ["data"], "filter": EQ_5}
+    (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
+    assert task["data-file"]["lower-bounds"] == {"keys": [2], "values": ["61"]}
+    assert task["data-file"]["upper-bounds"] == {"keys": [2], "values": ["7A"]}
+    assert task["data-file"]["value-counts"] == {"keys": [2], "values": [100]}
+    body = {"stats-fields": ["DATA"], "filter": EQ_5, "case-sensitive": False}
+    (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
+    assert task["data-file"]["value-counts"]["keys"] == [2]
+
+
+async def test_statistics_of_a_column_are_to_be_had_as_soon_as_there_is_one(planned: Api) -> None:
+    """Also by a scan with the snapshot's schema, which is the same as before."""
+    scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
+    assert len(numbers(await planned("POST", f"{T}/plan", scan))) == 30
+    fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
+    change = {
+        "requirements": [],
+        "updates": [
+            {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields}},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    }
+    assert (await planned("POST", T, change)).status == 200
+    assert len(numbers(await planned("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
+
+
+async def test_names_that_columns_have_swapped_leave_no_file_out_where_either_may_be_meant(api: Api) -> None:
+    """Spark asks by today's names and for the snapshot's schema, at once; and by the snapshot's, where it travels."""
+    fields = [{"id": n, "name": name, "required": False, "type": "long"} for n, name in ((1, "id"), (2, "other"))]
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields})
+    await append(api, "t", tens(6), snapshot_id=1)
+    scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": EQ_5}
+    assert numbers(await api("POST", f"{T}/plan", scan)) == [0]
+    for names in (("x", "other"), ("x", "id"), ("other", "id")):
+        renamed = [{**field, "name": name} for field, name in zip(fields, names, strict=True)]
+        schema = {"type": "struct", "schema-id": 9, "fields": renamed}
+        updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+        assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+        answer = await api("POST", f"{T}/plan", scan, headers={"X-Client-Version": "Apache Iceberg 1.12.0"})
+        assert numbers(answer) == ([*range(6)] if "id" in names else [0])
+        assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
+    await append(api, "t", tens(2), snapshot_id=2)
+    assert numbers(await api("POST", f"{T}/plan", scan)) == [0], "an older snapshot is asked for by its own names alone"
+
+
+REUSED: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
+    # (what, the column that goes, the one that gets its name, a filter that only one of both types can bind)
+    ("text", {"type": "long"}, {"type": "string"}, {"type": "eq", "term": "f", "value": "x"}),
+    ("number", {"type": "string"}, {"type": "long"}, {"type": "lt", "term": "f", "value": 3}),
+    ("prefix", {"type": "long"}, {"type": "string"}, {"type": "starts-with", "term": "f", "value": "x"}),
+    ("nan", {"type": "long"}, {"type": "double"}, {"type": "is-nan", "term": "f"}),
+    (
+        "date",
+        {"type": "boolean"},
+        {"type": "date"},
+        {"type": "in", "term": "f", "values": ["2026-01-01", "2026-01-02"]},
+    ),
+    (
+        "bucket",
+        {"type": "double"},
+        {"type": "long"},
+        {"type": "eq", "term": {"type": "transform", "transform": "bucket[4]", "term": "f"}, "value": 1},
+    ),
+    (
+        "nested",
+        {"type": "long"},
+        {"type": {"type": "struct", "fields": [{"id": 9, "name": "g", "required": False, "type": "string"}]}},
+        {"type": "eq", "term": "f.g", "value": "x"},
+    ),
+    (
+        "or",
+        {"type": "long"},
+        {"type": "string"},
+        {
+            "type": "or",
+            "left": {"type": "eq", "term": "f", "value": "x"},
+            "right": {"type": "not", "child": {"type": "lt", "term": "f", "value": "a"}},
+        },
+    ),
+    ("case", {"type": "long"}, {"type": "string", "name": "F"}, {"type": "eq", "term": "f", "value": "x"}),
+]
+
+
+@pytest.mark.parametrize(("then", "now", "where"), [case[1:] for case in REUSED], ids=[case[0] for case in REUSED])
+async def test_a_name_reused_with_another_type_is_planned_by_whichever_schema_is_meant(
+    api: Api, then: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
+) -> None:
+    """Each filter is of one of the two types, and cannot be bound by the other."""
+    key = {"id": 1, "name": "id", "required": False, "type": "long"}
+    first = {"id": 2, "name": "f", "required": False, **then}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
+    await append(api, "t", tens(4), snapshot_id=1)
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
+    second = {"id": 3, "name": "f", "required": False, **now}
+    updates = [
+        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second]}},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "client"
+    scan = {"snapshot-id": 1, "use-snapshot-schema": True, "case-sensitive": False}
+    answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
+    assert numbers(answer) == [*range(4)]
+    both = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
+    assert numbers(await api("POST", f"{T}/plan", {**scan, "filter": both})) == [2], "the other column still prunes"
+    residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
+    assert residuals == [where if where.get("term") == "f.g" else True] * 4, "no row may be lost by it"
+    await append(api, "t", tens(1), snapshot_id=2, parent=1)
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
+    answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
+    assert numbers(answer) == [*range(4)], "whoever loaded the table before asks like that"
+
+
+async def test_a_filter_that_no_schema_can_bind_is_refused(api: Api) -> None:
+    await api.table()
+    await append(api, "t", tens(2), snapshot_id=1)
+    fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
+    updates = [
+        {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields}},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+    scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": {"type": "eq", "term": "id", "value": "word"}}
+    answer = await api("POST", f"{T}/plan", scan)
+    assert answer.status == 400
+    assert "id" in answer.json["error"]["message"]
+
+
+async def test_a_partition_column_of_a_wider_type_is_not_refused(api: Api) -> None:
+    """Its values are the same by both schemas."""
+    fields = [{"id": 1, "name": "id", "required": False, "type": "int"}]
+    spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields}, **{"partition-spec": spec})
+    await append(api, "t", [], snapshot_id=1)
+    schema = {"type": "struct", "schema-id": 1, "fields": [{**fields[0], "type": "long"}]}
+    updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
+    assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
+    assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
+    for value in (1, 1 << 40):
+        where = {"type": "eq", "term": "id", "value": value}
+        answer = await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True, "filter": where})
+        assert paths(answer) == []
+
+
+async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
+    """Each file has 100 rows. Where rows are filtered, none is sure."""
+    assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
+    assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
+    assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
+    assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
+    some = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
+    assert len(numbers(await planned("POST", f"{T}/plan", some))) == 30
+
+
+async def test_a_large_answer_is_packed_for_clients_that_unpack(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(500), snapshot_id=1)
+        plain = await api("POST", f"{T}/plan", {})
+        assert "Content-Encoding" not in plain.headers
+        packed = await _raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed.raw) == plain.raw
+        assert len(packed.raw) < len(plain.raw) / 5
+        small = await _raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
+        assert "Content-Encoding" not in small.headers
+
+
+async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
+    """The answer as it came, not unpacked."""
+    http = aiohttp.ClientSession(auto_decompress=False)
+    async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
+        return Response(answer.status, answer.headers, await answer.read())
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_an_answer_too_large_to_gather_is_streamed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coding: str
+) -> None:
+    monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
+    async with running(tmp_path, plan_inline_limit=100_000) as server:
+        api = Api(server)
+        await api.table()
+        names = [random.Random(number).randbytes(100).hex() for number in range(3_000)]
+        files = [file_of(f"file:///t/data/{name}", 0, 9) for name in names]
+        await append(api, "t", files, snapshot_id=1, manifests=3)
+        answer = await api("POST", f"{T}/plan", {}, headers={"Accept-Encoding": coding})
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        assert answer.headers["X-Request-Id"]
+        assert paths(answer) == [file.path for file in files]
+
+
+async def test_an_answer_that_fails_half_way_is_not_taken_for_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
+    tasks = ScanTaskWriter.tasks
+
+    def failing(self: Any, rows: Any) -> Any:
+        yield from list(tasks(self, rows))[:3]
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(ScanTaskWriter, "tasks", failing)
+    async with running(tmp_path, plan_inline_limit=100_000) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3_000), snapshot_id=1, manifests=3)
+        with pytest.raises(aiohttp.ClientError):
+            await api("POST", f"{T}/plan", {})
+        assert (await api("GET", T)).status == 200
+
+
+async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_beside_the_event_loop(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def asked(metadata: TableMetadata, asked: ScanRequest) -> BoundScan:
+        threads.append(threading.get_ident())
+        return bind_for_java(metadata, asked)
+
+    monkeypatch.setattr(planning, "bind_for_java", asked)
+    values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
+    answer = await planned("POST", f"{T}/plan", {"filter": values})
+    assert answer.status == 200
+    assert 0 in numbers(answer)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(planned: Api) -> None:
+    """Planning changes nothing, and its answers may be of megabytes."""
+    key = new_key()
+    first, second = [await planned("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
+    assert (first.status, first.raw) == (second.status, second.raw)
+    store, clock = planned.server.parts.store, planned.server.parts.clock
+    assert await store.idempotency(key, clock.now_ms()) is None
+
+
+async def test_a_plan_is_of_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
+    """Also where the same request was answered a moment ago."""
+    async with running(tmp_path) as one, running(tmp_path) as two:
+        here, there = Api(one), Api(two)
+        await here.table()
+        for count in range(1, 5):
+            await append(here, "t", tens(count), snapshot_id=count)
+            for api in (there, there, here):
+                assert numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
+        await here("DELETE", T)
+        assert (await there("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
+
+
+async def test_an_answer_that_is_kept_is_refused_once_the_grant_is_taken_away(tmp_path: Path) -> None:
+    clock, grant = SystemClock(), Grant("rita", "admin")
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        secret = await create_token(store, clock, "rita", None, [grant])
+    async with running(tmp_path, auth="token") as server:
+        server.http.headers["Authorization"] = f"Bearer {secret}"
+        api = Api(server)
+        await api("POST", "/v1/namespaces", {"namespace": ["db"]})
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        for _ in range(2):
+            assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await server.parts.store.transact([RemoveGrant(grant=grant)])
+        assert (await api("POST", f"{T}/plan", {})).error[:2] == (403, "ForbiddenException")
+        del server.http.headers["Authorization"]
+        assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")
+
+
+async def test_a_large_answer_is_written_in_pieces_and_says_its_length(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await planned("POST", f"{T}/plan", {})
+    packed = await planned("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
+    monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
+    anew = {"case-sensitive": False}
+    written = await planned("POST", f"{T}/plan", anew)
+    assert written.raw == whole.raw
+    assert written.headers["Content-Length"] == str(len(whole.raw))
+    assert written.headers["X-Request-Id"]
+    assert (await planned("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
+
+
+async def test_a_request_whose_body_comes_after_its_headers_is_answered_alike(planned: Api) -> None:
+    body = json.dumps({"filter": EQ_5}).encode()
+    head = f"POST {T}/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(planned.server.url).port)
+    for part in (head.encode(), body[:7], body[7:]):
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    answer = await reader.read()
+    writer.close()
+    assert answer.endswith((await planned("POST", f"{T}/plan", {"filter": EQ_5})).raw)
+
+
+MODES = [
+    ("auto", 1, None, "server"),
+    ("auto", 2, None, "server"),
+    ("auto", 3, None, "client"),
+    ("server", 3, None, "server"),
+    ("client", 2, None, "client"),
+    ("client", 2, "server", "server"),
+    ("auto", 2, "client", "client"),
+    ("auto", 3, "server", "server"),
+    ("server", 2, "nonsense", "server"),
+]
+
+
+@pytest.mark.parametrize(("setting", "version", "wanted", "mode"), MODES)
+async def test_clients_are_told_per_table_who_plans(
+    tmp_path: Path, setting: str, version: int, wanted: str | None, mode: str
+) -> None:
+    async with running(tmp_path, scan_planning_mode=setting) as server:
+        api = Api(server)
+        properties = {"format-version": str(version)}
+        if wanted is not None:
+            properties["seamark.scan-planning-mode"] = wanted
+        created = await api.table(properties=properties)
+        assert created["config"]["scan-planning-mode"] == mode
+        assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode
+
+
+async def test_a_change_of_mode_is_not_hidden_by_what_clients_hold(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        before = (await api("GET", T)).headers["ETag"]
+        assert (await api("GET", T, headers={"If-None-Match": before})).status == 304
+        await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
+        changed = await api("GET", T, headers={"If-None-Match": before})
+        assert changed.json["config"]["scan-planning-mode"] == "client"
+    async with running(tmp_path, scan_planning_mode="server") as server:
+        assert (await Api(server)("GET", T, headers={"If-None-Match": changed.headers["ETag"]})).status == 200
+
+
+@pytest.mark.parametrize(("setting", "told"), [("auto", True), ("server", True), ("client", False)])
+async def test_pyiceberg_is_told_by_the_catalogs_configuration(tmp_path: Path, setting: str, told: bool) -> None:
+    async with running(tmp_path, scan_planning_mode=setting) as server:
+        api = Api(server)
+        config = (await api("GET", "/v1/config", headers=PYICEBERG)).json
+        assert config["defaults"] == ({"scan-planning-mode": "server"} if told else {})
+        assert (await api("GET", "/v1/config")).json["defaults"] == {}
+
+
+async def test_a_broken_manifest_is_an_error_that_names_it(api: Api) -> None:
+    location = (await api.table())["metadata"]["location"]
+    await append(api, "t", tens(3), snapshot_id=1)
+    broken = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    answer = await api("POST", f"{T}/plan", {})
+    assert answer.status == 500
+    assert "1-0.avro" in answer.error[2]

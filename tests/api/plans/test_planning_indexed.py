@@ -1,0 +1,110 @@
+"""Pages of a plan while its indexes change: each page is planned anew, and together they lose no file that matches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.index.files import DataFile as ListedFile
+from seamark.connector.index.files import index_file
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.keys.terms import Term
+from seamark.metaserver.index.kinds import bitmap
+from tests.api.client import Api
+from tests.api.indexes.indexed import begin, define, register, shown, write
+from tests.api.plans.planned import T, append, numbers, tens
+from tests.server.rig import running
+
+PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
+FILES = 30
+WANTED = range(0, FILES, 3)
+"""The files with a row that matches: even ids lie in rows, odd ones do not."""
+FILTER = {
+    "type": "in",
+    "term": "id",
+    "values": [10 * number + (4 if number in WANTED else 5) for number in range(FILES)],
+}
+
+
+@pytest.fixture
+async def paged(tmp_path: Path) -> AsyncIterator[Api]:
+    """`db.t`, with an index without files; every answer of more than 2 files comes in pages of 4."""
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(FILES), snapshot_id=1, manifests=3)
+        await define(api, kind="bitmap", columns=["id"])
+        yield api
+
+
+async def index(api: Api, chosen: range) -> Path:
+    """Builds and registers an index file of these data files."""
+    build = await begin(api)
+    term = Term(1, "id", "identity", "long", "long")
+    files = [tens(FILES)[number] for number in chosen]
+    listed = [ListedFile(one.path, one.size, one.record_count) for one in files]
+    built = [bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen]
+    data = b"".join(index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
+    said = write(build, f"{chosen.start}-{chosen.stop}.puffin", data)
+    answer = await register(api, build, said)
+    assert answer.status == 200, answer.raw
+    return Path(said["location"].removeprefix("file://"))
+
+
+async def page(api: Api, token: str) -> list[int]:
+    return numbers(await api("POST", f"{T}/tasks", {"plan-task": token}))
+
+
+async def test_an_index_that_comes_between_a_plan_and_its_pages_takes_no_file_that_matches(paged: Api) -> None:
+    answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
+    tokens = answer.json["plan-tasks"]
+    found = []
+    for place, token in enumerate(tokens):
+        if place == 2:
+            await index(paged, range(FILES))
+        found += await page(paged, token)
+    assert len(set(found)) == len(found) < FILES
+    assert set(WANTED) <= set(found)
+    again = await paged("POST", f"{T}/plan", {"filter": FILTER})
+    assert [one for token in again.json["plan-tasks"] for one in await page(paged, token)] == list(WANTED)
+
+
+async def test_an_index_that_goes_between_a_plan_and_its_pages_gives_back_no_file_twice(paged: Api) -> None:
+    paths = [await index(paged, range(20)), await index(paged, range(20, FILES))]
+    answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
+    tokens = answer.json["plan-tasks"]
+    assert len(tokens) == 3
+    found = await page(paged, tokens[0])
+    assert found == [0, 3, 6, 9]
+    registry, uuid = paged.server.parts.indexes.registry, (await begin(paged))["table-uuid"]
+    await registry.quarantine(uuid, paths[0].as_uri(), "said so")
+    for token in tokens[1:]:
+        found += await page(paged, token)
+    assert len(set(found)) == len(found) > len(WANTED)
+    assert set(WANTED) <= set(found)
+    assert (await shown(paged))["quarantined"] == 1
+    again = await asyncio.gather(*(page(paged, token) for token in tokens))
+    assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]
+
+
+async def test_a_kept_answer_is_not_given_once_the_indexes_are_others(paged: Api) -> None:
+    odd: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
+    assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
+    assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
+    await index(paged, range(FILES))
+    assert numbers(await paged("POST", f"{T}/plan", odd)) == []
+
+
+async def test_a_plan_table_that_was_declined_is_made_once_an_index_leaves_files_out(paged: Api) -> None:
+    asked = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
+    for _ in range(2):
+        assert (await paged("POST", PLAN_TABLES, asked)).json["name"] is None
+    await index(paged, range(FILES))
+    made = (await paged("POST", PLAN_TABLES, asked)).json
+    assert (made["files"], made["name"] is not None) == (0, True)

@@ -1,0 +1,1 @@
+"""Iceberg's REST routes: namespaces, tables, views, functions, transactions."""

@@ -1,0 +1,187 @@
+"""Tables of real files: Parquet with field ids, delete files of every kind, committed over HTTP; and what readers see.
+
+`live_rows` is the oracle: the files read by pyarrow, deletes applied by plain Python from what was written.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyroaring
+
+from seamark.connector.index.files import DataFile as Indexed
+from seamark.connector.index.files import IndexTask, index_data_files
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files.definitions import of_id
+from tests.api.client import Api
+from tests.api.indexes.indexed import INDEXES, begin, define, register
+from tests.api.live import LiveTable, Snapshot
+from tests.planner.lakes.lake import DataFile, DeleteFile
+from tests.planner.lakes.manifests import PartitionField
+
+FIELDS = (("id", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("part", pa.int32()))
+KINDS = {1: "long", 2: "string", 3: "double", 4: "int"}
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [
+        {"id": number, "name": name, "required": False, "type": KINDS[number]}
+        for number, (name, _) in enumerate(FIELDS, 1)
+    ],
+}
+PART = PartitionField(1000, "part", 4, "identity")
+PATH_ID, POSITION_ID = 2147483546, 2147483545
+Row = tuple[Any, ...]
+"""id, name, price, part."""
+
+
+class Stored(LiveTable):
+    """`db.t`. `partitioned`: by identity of `part`, one value a file."""
+
+    @staticmethod
+    async def create(api: Api, *, version: int = 2, partitioned: bool = False) -> Stored:
+        return await Stored.make(api, "t", SCHEMA, (PART,) if partitioned else (), version)
+
+    @property
+    def partitioned(self) -> bool:
+        return bool(self.parts)
+
+    def _partition(self, part: int | None) -> tuple[Any, ...]:
+        return (part,) if self.partitioned else ()
+
+    def data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
+        path = self.path(".parquet")
+        columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
+        write(
+            path,
+            {number: (name, pa.array(columns[number - 1], kind)) for number, (name, kind) in numbered()},
+            group_rows,
+        )
+        parts = {row[3] for row in rows}
+        assert not self.partitioned or len(parts) == 1
+        partition = self._partition(rows[0][3] if rows else None)
+        return DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, {})
+
+    def position_deletes(
+        self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
+    ) -> DeleteFile:
+        """`named`: of one data file, whose path the manifest says, too."""
+        listed = sorted(positions)
+        path = self.path("-deletes.parquet")
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        write(path, spots)
+        referenced = listed[0][0] if named else None
+        return DeleteFile(
+            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed), path.stat().st_size, {},
+            referenced=referenced, positions=frozenset(listed),
+        )  # fmt: skip
+
+    def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
+        """A Puffin file with a deletion vector for each data file."""
+        path = self.path("-dv.puffin")
+        data, found = b"PFA1", []
+        for name, rows in positions.items():
+            blob = vector_bytes(rows)
+            found.append((name, rows, len(data), len(blob)))
+            data += blob
+        path.write_bytes(data + b"{}")
+        return [
+            DeleteFile(
+                f"file://{path}", 1, "PUFFIN", 0, self._partition(part), len(rows), len(data), {}, referenced=name,
+                content_offset=offset, content_size=length, positions=frozenset((name, one) for one in rows),
+            )
+            for name, rows, offset, length in found
+        ]  # fmt: skip
+
+    def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
+        """`keys` are tuples of the columns `ids`."""
+        path = self.path("-equality.parquet")
+        columns = {
+            number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
+            for at, number in enumerate(ids)
+        }
+        write(path, columns)
+        return DeleteFile(
+            f"file://{path}", 2, "PARQUET", 0, self._partition(part), len(keys), path.stat().st_size, {},
+            equality_ids=list(ids), keys=tuple(keys),
+        )  # fmt: skip
+
+    async def index(
+        self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1
+    ) -> None:
+        """Defines it where it is not, and builds it for these files, in so many index files."""
+        await define(self.api, name, kind=kind, columns=list(columns))
+        build = await begin(self.api, name)
+        loaded = await self.api("GET", "/v1/namespaces/db/tables/t")
+        location = loaded.json["metadata-location"]
+        schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
+        definition = of_id(build["definition-id"], schema)
+        task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
+        for number in range(parts):
+            mine = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
+            if not mine:
+                continue
+            written = index_data_files(task, mine)
+            assert written.location is not None
+            assert not written.skipped
+            file = {"location": written.location, "size-in-bytes": written.size_bytes}
+            assert (await register(self.api, build, file)).status == 200
+        finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
+        assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200
+
+    # What a reader sees
+
+    def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
+        """(path, position, row) of every row that no delete took."""
+        found = []
+        for file in snapshot.data:
+            rows = rows_of(file)
+            gone: set[int] = set()
+            for delete in snapshot.deletes:
+                if delete.content == 1:
+                    if delete.sequence >= file.sequence and delete.partition == file.partition:
+                        gone |= {at for path, at in delete.positions if path == file.path}
+                elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
+                    keys = {tuple(map(repr, key)) for key in delete.keys}
+                    columns = delete.equality_ids or []
+                    gone |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
+            found += [(file.path, at, row) for at, row in enumerate(rows) if at not in gone]
+        return found
+
+
+def numbered() -> list[tuple[int, tuple[str, pa.DataType]]]:
+    return list(enumerate(FIELDS, 1))
+
+
+def rows_of(file: DataFile) -> list[Row]:
+    table = pq.read_table(file.path.removeprefix("file://"))
+    return list(zip(*(table.column(name).to_pylist() for name, _ in FIELDS), strict=True))
+
+
+def write(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int = 1_000_000) -> None:
+    fields = [
+        pa.field(name, array.type, metadata={"PARQUET:field_id": str(number)})
+        for number, (name, array) in columns.items()
+    ]
+    table = pa.table([array for _, array in columns.values()], schema=pa.schema(fields))
+    pq.write_table(table, path, row_group_size=group_rows)
+
+
+def vector_bytes(rows: Iterable[int]) -> bytes:
+    """A blob `deletion-vector-v1` of the Puffin specification."""
+    body = b"\xd1\xd3\x39\x64" + pyroaring.BitMap64(rows).serialize()
+    return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def some_row(rng: random.Random, part: int) -> Row:
+    """Of small ranges, so that keys have several rows."""
+    price = rng.choice([None, 0.0, 1.5, -2.5, float("nan"), 1e300])
+    return (rng.choice([None, *range(40)]), rng.choice([None, "", "a", "b", "ä\U0001f600"]), price, part)

@@ -1,0 +1,75 @@
+"""The routes are the specification's: no operation missing, none made up, each under its own name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.api.http.describe import description_of
+from tests.api.client import Api
+from tests.api.rest.standard import PLANNING, operations
+from tests.server.rig import running
+
+
+def test_the_specification_has_the_operations_that_we_know() -> None:
+    assert len(operations()) == 35
+    assert {operation.id for operation in operations()} >= PLANNING
+
+
+async def test_config_lists_exactly_the_operations_that_are_served(api: Api) -> None:
+    listed = (await api("GET", "/v1/config")).json["endpoints"]
+    assert listed == sorted(set(listed))
+    assert set(listed) == {operation.endpoint for operation in operations()}
+
+
+async def test_each_operation_is_routed_to_a_handler_that_bears_its_id(tmp_path: Path) -> None:
+    from seamark.metaserver.api.app import build_app
+
+    async with running(tmp_path) as server:
+        routes = {}
+        for route in build_app(server.parts).router.routes():
+            if route.resource is not None:
+                path = route.resource.canonical
+                routes[f"{route.method} {path}"] = description_of(route.handler).operation
+    for operation in operations():
+        path = operation.template.replace("/{prefix}/", "/").replace("plan-id", "plan_id")
+        assert routes[f"{operation.method} {path}"] == operation.id
+
+
+async def test_with_a_prefix_each_route_is_there_twice_and_listed_once(tmp_path: Path) -> None:
+    async with running(tmp_path, prefix="lake") as server:
+        api = Api(server)
+        config = (await api("GET", "/v1/config")).json
+        assert config["overrides"] == {"prefix": "lake"}
+        assert set(config["endpoints"]) == {operation.endpoint for operation in operations()}
+        for path in ("/v1/lake/namespaces", "/v1/namespaces"):
+            assert (await api("GET", path)).json["namespaces"] == [["db"]]
+        assert (await api("GET", "/v1/pond/namespaces")).status == 404
+
+
+async def test_config_tells_how_long_idempotency_keys_live(api: Api) -> None:
+    assert (await api("GET", "/v1/config")).json["idempotency-key-lifetime"] == "PT86400S"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "warehouse", "status"),
+    [
+        ("", "", 200),
+        ("", "rck_warehouse", 200),
+        ("", "{ours}", 200),
+        ("", "{ours}/", 200),
+        ("", "s3://somewhere/else", 404),
+        ("", "file:///somewhere/else", 404),
+        ("", "nonsense:", 404),
+        ("lake", "lake", 200),
+        ("lake", "{ours}", 200),
+        ("lake", "pond", 404),
+    ],
+)
+async def test_another_warehouse_than_ours_is_refused(tmp_path: Path, prefix: str, warehouse: str, status: int) -> None:
+    async with running(tmp_path, prefix=prefix) as server:
+        name = warehouse.format(ours=server.parts.settings.warehouse_uri())
+        answer = await Api(server)("GET", f"/v1/config?warehouse={name}")
+        assert answer.status == status
+        assert status == 200 or answer.error[1] == "NoSuchWarehouseException"

@@ -1,0 +1,327 @@
+"""The metadata routes over random tables whose every file is known, in JSON and in Arrow, page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import StaticTable
+
+from seamark.metaserver.api.lookups import metadata as routes
+from tests.api.client import Answer, Api
+from tests.api.plans.planned import append, file_of
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
+from tests.server.rig import running
+
+T = "/api/v1/tables/db/t"
+ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
+CONTENTS = ["data", "position-deletes", "equality-deletes"]
+
+
+@pytest.fixture
+async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
+    """Pages are small unless more is asked for."""
+    async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
+        yield Api(server)
+
+
+async def register(api: Api, lake: Lake, name: str) -> str:
+    body = {"name": name, "metadata-location": lake.metadata_location}
+    answer = await api("POST", "/v1/namespaces/db/register", body)
+    assert answer.status == 200, answer.raw
+    return f"/api/v1/tables/db/{name}"
+
+
+async def listed(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
+    """All items, page by page."""
+    found: list[dict[str, Any]] = []
+    more = f"&limit={limit}" if limit else ""
+    token = ""
+    while True:
+        answer = await api("GET", f"{path}?{query}{more}{token}")
+        assert answer.status == 200, answer.raw
+        assert limit is None or len(answer.json[items]) <= limit
+        found += answer.json[items]
+        if answer.json["next-page-token"] is None:
+            return found
+        token = f"&page-token={answer.json['next-page-token']}"
+
+
+def table_of(answer: Answer) -> pa.Table:
+    assert answer.status == 200, answer.raw
+    assert answer.headers["Content-Type"] == ARROW["Accept"]
+    return pa.ipc.open_stream(answer.raw).read_all()
+
+
+def known(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
+    """What a listing says of a file, but for its partition."""
+    return {
+        "content": CONTENTS[file.content],
+        "file-path": file.path,
+        "file-format": file.format.lower(),
+        "spec-id": file.spec_id,
+        "record-count": file.record_count,
+        "file-size-in-bytes": file.size,
+        "sequence-number": file.sequence,
+        "snapshot-id": file.snapshot_id,
+    }
+
+
+def without(item: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in names}
+
+
+async def test_files_of_every_snapshot_are_what_is_known_of_them(lakes: Api, tmp_path: Path) -> None:
+    for seed in range(25):
+        lake = random_lake(seed, tmp_path / str(seed))
+        path = await register(lakes, lake, f"t{seed}")
+        for snapshot in lake.snapshots.values():
+            found = await listed(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
+            files = [*snapshot.data_files, *snapshot.delete_files]
+            told = f"seed {seed}, snapshot {snapshot.id}"
+            assert [without(item, "partition", "delete-files") for item in found] == [
+                known(lake, snapshot, file) for file in files
+            ], told
+            for item, file in zip(found, files, strict=True):
+                assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], told
+                if isinstance(file, DataFile):
+                    # Statistics may show that an equality delete meets no row.
+                    assert item["delete-files"] <= len(lake.applicable(snapshot, file)), told
+                else:
+                    assert item["delete-files"] is None
+
+
+async def test_the_partition_of_a_listing_asks_for_the_files_that_have_it(lakes: Api, tmp_path: Path) -> None:
+    narrowed = 0
+    for seed in range(40, 60):
+        lake = random_lake(seed, tmp_path / str(seed))
+        path = await register(lakes, lake, f"t{seed}")
+        files = await listed(lakes, f"{path}/files", "files")
+        for one in random.Random(seed).sample(files, min(len(files), 4)):
+            prefix = quote(json.dumps(one["partition"]))
+            found = await listed(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
+            wanted = [item for item in files if one["partition"].items() <= item["partition"].items()]
+            assert found == wanted, f"seed {seed}: {one['partition']}"
+            narrowed += len(wanted) < len(files)
+    assert narrowed > 5
+
+
+async def test_arrow_says_what_json_says(lakes: Api, tmp_path: Path) -> None:
+    for seed in range(60, 70):
+        lake = random_lake(seed, tmp_path / str(seed))
+        path = await register(lakes, lake, f"t{seed}")
+        paths = [("files", "files"), ("partitions", "partitions")]
+        paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
+        for route, items in paths:
+            found = await listed(lakes, f"{path}/{route}", items)
+            table = table_of(await lakes("GET", f"{path}/{route}", headers=ARROW))
+            assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
+            assert table.num_rows == len(found)
+            for name in found[0] if found else ():
+                if name in ("lower-bound", "upper-bound"):
+                    continue  # values of a type there, texts here: tests/planner/test_lookup.py
+                values = table.column(name.replace("-", "_")).to_pylist()
+                if name == "partition":
+                    values = [json.loads(value) for value in values]
+                assert values == [item[name] for item in found], f"seed {seed}: {route} {name}"
+
+
+async def test_partitions_are_those_that_pyiceberg_finds(lakes: Api, tmp_path: Path) -> None:
+    compared = 0
+    for seed in range(100, 160):
+        lake = random_lake(seed, tmp_path / str(seed))
+        if len(lake.specs) > 1 or lake.version > 2:
+            continue  # PyIceberg folds partitions of all specs into one shape, and reads no deletion vectors
+        if any(file.record_count == 0 for file in lake.current.data_files):
+            continue  # nor does it count files without rows
+        path = await register(lakes, lake, f"t{seed}")
+        found = await listed(lakes, f"{path}/partitions", "partitions", limit=2)
+        files = lake.current.data_files + lake.current.delete_files
+        assert sum(item["file-count"] for item in found) == len(lake.current.data_files)
+        assert len(found) == len({file.partition_key for file in files}), f"seed {seed}"
+        try:
+            theirs = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
+        except Exception:  # noqa: BLE001  it does not read all types of partition values
+            continue
+        names = {
+            "record-count": "record_count",
+            "file-count": "file_count",
+            "file-size-in-bytes": "total_data_file_size_in_bytes",
+            "position-delete-records": "position_delete_record_count",
+            "position-delete-files": "position_delete_file_count",
+            "equality-delete-records": "equality_delete_record_count",
+            "equality-delete-files": "equality_delete_file_count",
+            "last-updated-snapshot-id": "last_updated_snapshot_id",
+        }
+        ours = sorted([[item[name] for name in names] for item in found], key=repr)
+        rows = theirs.select(list(names.values())).to_pylist()
+        assert ours == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
+        compared += 1
+    assert compared > 5
+
+
+# Snapshots and pages
+
+
+@pytest.fixture
+async def table(api: Api) -> Api:
+    """`db.t`: 5 files, then 2 more; the first snapshot is tagged."""
+    await api.table()
+    files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
+    await append(api, "t", files[:5], snapshot_id=1, manifests=2)
+    tag = {"action": "set-snapshot-ref", "ref-name": "first", "type": "tag", "snapshot-id": 1}
+    assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [tag]})).status == 200
+    await append(api, "t", files[5:], snapshot_id=2, parent=1)
+    return api
+
+
+async def paths(api: Api, query: str = "") -> list[str]:
+    return [item["file-path"] for item in await listed(api, f"{T}/files", "files", query)]
+
+
+async def test_a_snapshot_is_named_by_id_ref_or_time(table: Api) -> None:
+    log = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["snapshot-log"]
+    assert len(await paths(table)) == 7
+    for query in (
+        "snapshot-id=1",
+        "ref=first",
+        f"as-of={log[0]['timestamp-ms']}",
+        f"as-of={log[1]['timestamp-ms'] - 1}",
+    ):
+        assert await paths(table, query) == [f"file:///t/{n}.parquet" for n in range(5)]
+    for query in ("snapshot-id=2", "ref=main", f"as-of={log[1]['timestamp-ms']}", "as-of=99999999999999"):
+        assert len(await paths(table, query)) == 7
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("snapshot-id=9", "9"),
+        ("snapshot-id=x", "whole number"),
+        ("ref=nope", "first, main"),
+        ("as-of=5", "as-of=5"),
+        ("ref=main&as-of=5", "set one of them"),
+        ("limit=0", "limit"),
+        ("limit=many", "limit"),
+        ("page-token=abc", "page-token"),
+        ("page-token=%C3%A9", "page-token"),
+        ("partition=day", "name=value"),
+        ("content=some", "content"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_and_told_why(table: Api, query: str, told: str) -> None:
+    answer = await table("GET", f"{T}/files?{query}")
+    assert answer.error[:2] == (400, "BadRequestException")
+    assert told in answer.error[2]
+
+
+async def test_a_commit_between_two_pages_shifts_nothing(table: Api) -> None:
+    first = (await table("GET", f"{T}/files?limit=3")).json
+    await append(table, "t", [file_of("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
+    second = (await table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
+    assert second["snapshot-id"] == first["snapshot-id"] == 2
+    assert len(first["files"]) + len(second["files"]) == 7
+    assert second["next-page-token"] is None
+
+
+async def test_a_page_token_is_of_its_own_question_only(table: Api) -> None:
+    token = (await table("GET", f"{T}/files?limit=3")).json["next-page-token"]
+    for route in ("files?content=data", "files?partition={}", "partitions?", "stats/id?"):
+        answer = await table("GET", f"{T}/{route}&page-token={token}")
+        assert answer.error[0] == 400, route
+
+
+async def test_a_page_of_a_snapshot_that_has_expired_is_refused(table: Api) -> None:
+    token = (await table("GET", f"{T}/files?limit=3&snapshot-id=1")).json["next-page-token"]
+    updates = [
+        {"action": "remove-snapshot-ref", "ref-name": "first"},
+        {"action": "remove-snapshots", "snapshot-ids": [1]},
+    ]
+    body = {"requirements": [], "updates": updates}
+    assert (await table("POST", "/v1/namespaces/db/tables/t", body)).status == 200
+    answer = await table("GET", f"{T}/files?limit=3&page-token={token}")
+    assert answer.error[0] == 400
+    assert "expired" in answer.error[2]
+
+
+async def test_arrow_pages_carry_their_token(table: Api) -> None:
+    first = table_of(await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
+    token = first.schema.metadata[b"next-page-token"].decode()
+    rest = table_of(
+        await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
+    )
+    assert first.column_names == ["file", "lower_bound"]
+    whole = await listed(table, f"{T}/stats/id", "stats")
+    assert pa.concat_tables([first, rest]).column("lower_bound").to_pylist() == [one["lower-bound"] for one in whole]
+    assert (first.num_rows, rest.num_rows) == (4, 3)
+    assert b"next-page-token" not in rest.schema.metadata
+
+
+async def test_statistics_are_asked_for_by_the_columns_name(table: Api) -> None:
+    found = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
+    assert [without(one, "column-size") for one in found] == [
+        {
+            "file-path": "file:///t/0.parquet",
+            "lower-bound": "a",
+            "upper-bound": "z",
+            "value-count": 100,
+            "null-value-count": 0,
+            "nan-value-count": None,
+        }
+    ]
+    for column, told in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
+        answer = await table("GET", f"{T}/stats/{column}")
+        assert answer.error[0] == 400
+        assert told in answer.error[2]
+    answer = await table("GET", f"{T}/stats/id?fields=lower-bound,upper")
+    assert "'upper'" in answer.error[2]
+
+
+async def test_a_table_without_a_snapshot_has_nothing(api: Api) -> None:
+    await api.table()
+    for route, items in (("files", "files"), ("partitions", "partitions"), ("stats/id", "stats")):
+        assert (await api("GET", f"{T}/{route}")).json == {"snapshot-id": None, items: [], "next-page-token": None}
+        assert table_of(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("*/*", "application/json"),
+        ("application/json, */*;q=0.1", "application/json"),
+        (f"{ARROW['Accept']}, application/json;q=0.9", ARROW["Accept"]),
+        (f"{ARROW['Accept']};q=0.1, application/json", "application/json"),
+        ("text/html", None),
+        ("application/json;q=0", None),
+    ],
+)
+async def test_the_form_is_chosen_by_accept(table: Api, accept: str, content_type: str | None) -> None:
+    answer = await table("GET", f"{T}/files", headers={"Accept": accept})
+    if content_type is None:
+        assert answer.error[0] == 406
+        assert ARROW["Accept"] in answer.error[2]
+    else:
+        assert answer.headers["Content-Type"].partition(";")[0] == content_type
+        assert answer.headers["Vary"] == "Accept"
+
+
+async def test_what_does_not_exist_is_not_found(api: Api) -> None:
+    for route in ("files", "partitions", "stats/id"):
+        assert (await api("GET", f"/api/v1/tables/db/none/{route}")).error[:2] == (404, "NoSuchTableException")
+        assert (await api("GET", f"/api/v1/tables/none/t/{route}")).error[0] == 404
+
+
+async def test_large_listings_are_read_beside_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
+    for name in ("IN_THREAD_ARROW", "IN_THREAD_JSON", "IN_THREAD_FILES"):
+        monkeypatch.setattr(routes, name, 0)
+    after = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
+    assert [one.json for one in after] == [one.json for one in before]

@@ -1,0 +1,251 @@
+"""Who may do what over the Iceberg routes: roles per namespace, lists of what one may see, places of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import SaveGrant
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, new_key, set_properties
+from tests.server.rig import running
+
+GRANTS = (
+    Grant("root", "admin"),
+    Grant("wendy", "writer", ("db",)),
+    Grant("rita", "reader", ("db",)),
+    Grant("deep", "reader", ("other", "inner")),
+)
+
+
+class House:
+    """A server with logins. `house("rita", "GET", …)` asks as rita."""
+
+    def __init__(self, api: Api, secrets: dict[str, str]) -> None:
+        self.api = api
+        self._secrets = secrets
+
+    def secret_of(self, name: str) -> str:
+        return self._secrets[name]
+
+    async def __call__(self, name: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        headers = {"Authorization": f"Bearer {self._secrets[name]}", **more.pop("headers", {})}
+        return await self.api(method, path, body, headers=headers, **more)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    secrets, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in ("root", "wendy", "rita", "deep", "nobody"):
+            grants = [grant for grant in GRANTS if grant.principal == name]
+            secrets[name] = await create_token(store, clock, name, None, grants)
+    async with running(tmp_path, auth="token") as server:
+        house = House(Api(server), secrets)
+        for path in (["other"], ["other", "inner"], ["db", "sub"]):
+            assert (await house("root", "POST", "/v1/namespaces", {"namespace": path})).status == 200
+        for namespace in ("db", "other"):
+            body = {"name": "t", "schema": SCHEMA}
+            assert (await house("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
+        yield house
+
+
+async def test_without_a_login_nothing_is_answered(house: House) -> None:
+    answer = await house.api("GET", "/v1/namespaces")
+    assert answer.error[:2] == (401, "NotAuthorizedException")
+
+
+@pytest.mark.parametrize(
+    ("who", "seen", "below"),
+    [
+        ("root", [["db"], ["other"]], [["other", "inner"]]),
+        ("rita", [["db"]], None),
+        ("deep", [["other"]], [["other", "inner"]]),
+        ("nobody", [], None),
+    ],
+)
+async def test_a_listing_hides_what_one_may_not_see(
+    house: House, who: str, seen: list[Any], below: list[Any] | None
+) -> None:
+    assert (await house(who, "GET", "/v1/namespaces")).json["namespaces"] == seen
+    answer = await house(who, "GET", "/v1/namespaces?parent=other")
+    if below is None:
+        assert answer.error[:2] == (403, "ForbiddenException")
+    else:
+        assert answer.json["namespaces"] == below
+
+
+@pytest.mark.parametrize(
+    ("who", "reads", "writes"), [("root", 200, 200), ("wendy", 200, 200), ("rita", 200, 403), ("nobody", 403, 403)]
+)
+async def test_reading_and_writing_need_their_roles(house: House, who: str, reads: int, writes: int) -> None:
+    table = "/v1/namespaces/db/tables/t"
+    for path in (table, "/v1/namespaces/db/tables", "/v1/namespaces/db", f"{table}/credentials"):
+        assert (await house(who, "GET", path)).status == reads
+    assert (await house(who, "POST", f"{table}/plan", {})).status == reads
+    assert (await house(who, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (404 if reads == 200 else reads)
+    assert (await house(who, "POST", table, set_properties(x="1"))).status == writes
+    created = await house(who, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
+    assert created.status == writes
+    if writes == 403:
+        assert created.error[1] == "ForbiddenException"
+        assert "writer" in created.error[2] or "reader" in created.error[2]
+
+
+async def test_a_name_that_one_may_not_see_is_refused_whether_it_exists_or_not(house: House) -> None:
+    for name in ("t", "none"):
+        assert (await house("rita", "GET", f"/v1/namespaces/other/tables/{name}")).status == 403
+
+
+async def test_a_rename_or_transaction_needs_every_namespace_that_it_touches(house: House) -> None:
+    mine, theirs = {"namespace": ["db"], "name": "t"}, {"namespace": ["other"], "name": "t"}
+    for source, destination in ((mine, {**theirs, "name": "u"}), (theirs, {**mine, "name": "u"})):
+        body = {"source": source, "destination": destination}
+        assert (await house("wendy", "POST", "/v1/tables/rename", body)).status == 403
+    changes = [{"identifier": one, **set_properties(x="1")} for one in (mine, theirs)]
+    assert (await house("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
+    loaded = await house("root", "GET", "/v1/namespaces/db/tables/t")
+    assert "x" not in loaded.json["metadata"]["properties"]
+
+
+async def test_a_key_of_one_principal_is_no_key_of_another(house: House) -> None:
+    key, body = new_key(), {"namespace": ["db", "n"]}
+    assert (await house("wendy", "POST", "/v1/namespaces", body, key=key)).status == 200
+    assert (await house("root", "POST", "/v1/namespaces", body, key=key)).status == 422
+
+
+async def test_a_refusal_for_want_of_a_role_is_not_kept_under_the_key(house: House) -> None:
+    key, body = new_key(), {"namespace": ["db", "n"]}
+    assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
+    await house.api.server.parts.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
+    assert await _until(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
+
+
+async def test_the_timeline_names_who_did_it(house: House) -> None:
+    await house("wendy", "POST", "/v1/namespaces/db/tables/t", set_properties(x="1"))
+    newest = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
+    assert (newest["who"], newest["action"]) == ("wendy", "commit")
+
+
+@pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])
+async def test_a_writer_chooses_places_below_the_own_namespace(house: House, where: str) -> None:
+    location = f"{house.api.server.parts.settings.warehouse_uri()}/{where}"
+    body = {"name": "n", "schema": SCHEMA, "location": location}
+    assert (await house("wendy", "POST", "/v1/namespaces/db/tables", body)).status == 200
+    inner = {"namespace": ["db", "n"], "properties": {"location": f"{location}-ns"}}
+    assert (await house("wendy", "POST", "/v1/namespaces", inner)).status == 200
+
+
+async def test_nobody_places_anything_over_files_of_others(house: House) -> None:
+    theirs = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
+    move = {"requirements": [], "updates": [{"action": "set-location", "location": theirs}]}
+    view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": theirs}
+    change = {"identifier": {"namespace": ["db"], "name": "t"}, **move}
+    attempts: dict[str, tuple[str, Any]] = {
+        "create": ("/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA, "location": theirs}),
+        "stage": (
+            "/v1/namespaces/db/tables",
+            {"name": "n", "schema": SCHEMA, "location": theirs, "stage-create": True},
+        ),
+        "commit": ("/v1/namespaces/db/tables/t", move),
+        "transaction": ("/v1/transactions/commit", {"table-changes": [change]}),
+        "view": ("/v1/namespaces/db/views", view),
+        "namespace": ("/v1/namespaces", {"namespace": ["db", "n"], "properties": {"location": theirs}}),
+        "properties": ("/v1/namespaces/db/properties", {"updates": {"location": theirs}}),
+        "inner properties": ("/v1/namespaces/db%1Fsub/properties", {"updates": {"location": theirs}}),
+        "register": ("/v1/namespaces/db/register", {"name": "n", "metadata-location": f"{theirs}/x"}),
+    }
+    for what, (path, body) in attempts.items():
+        answer = await house("wendy", "POST", path, body)
+        assert answer.error[:2] == (403, "ForbiddenException"), what
+    placed = await house("root", "POST", *attempts["create"])
+    assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
+
+
+async def test_what_was_dropped_out_of_sight_is_as_unknown_as_what_never_was(house: House) -> None:
+    assert (await house("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
+    listed = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
+    for method, ending in (("POST", "/undrop"), ("DELETE", "")):
+        for who in ("wendy", "nobody"):
+            ids = (listed[0]["id"], new_key())
+            answers = [await house(who, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
+            there, invented = (answer.error[:2] for answer in answers)
+            assert there == invented
+            assert who == "nobody" or there == (404, "NotFoundException")
+            assert not any(b"other" in answer.raw for answer in answers)
+    assert (await house("root", "POST", f"/api/v1/dropped/{listed[0]['id']}/undrop")).status == 200
+
+
+async def test_who_may_list_what_was_dropped_hears_which_role_is_missing(house: House) -> None:
+    assert (await house("root", "DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    dropped = (await house("rita", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
+    assert (await house("rita", "POST", f"/api/v1/dropped/{dropped}/undrop")).error[0] == 403
+    assert (await house("wendy", "DELETE", f"/api/v1/dropped/{dropped}")).error[0] == 403
+
+
+async def test_a_transaction_of_nothing_is_refused_and_not_recorded(house: House) -> None:
+    for who in ("nobody", "rita"):
+        key = new_key()
+        answer = await house(who, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
+        assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
+        store = house.api.server.parts.store
+        assert await store.idempotency(key, 0) is None
+
+
+async def test_the_timeline_names_no_place_that_its_reader_may_not_see(house: House) -> None:
+    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
+    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    seen = {}
+    for who in ("rita", "root"):
+        for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
+            answer = await house(who, "GET", f"/api/v1/tables/db/t/timeline{ending}")
+            renames = [one for one in answer.json["instants"] if one["action"] == "rename"]
+            seen[who, ending] = [one["summary"].get("to") for one in renames]
+            assert who == "root" or b"hidden" not in answer.raw
+    assert {tuple(told) for (who, _), told in seen.items() if who == "root"} == {("other.hidden",)}
+    assert {tuple(told) for (who, _), told in seen.items() if who == "rita"} == {(None,)}
+    stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
+    assert b"rename" in stream
+    assert b"hidden" not in stream
+
+
+async def test_a_new_name_in_sight_is_on_the_timeline(house: House) -> None:
+    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
+    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    listed = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
+    assert [one["summary"]["to"] for one in listed] == ["db.new"]
+
+
+async def _stream_of(house: House, who: str, path: str) -> bytes:
+    """What an event stream has sent once it has told of the rename."""
+    headers = {"Authorization": f"Bearer {house.secret_of(who)}", "Accept": "text/event-stream"}
+    server, body = house.api.server, b""
+    async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
+        while b"rename" not in body or not body.endswith(b"\n\n"):
+            body += await answer.content.readany()
+    return body
+
+
+async def _until(ask: Callable[[], Any]) -> int:
+    """The status once it is no longer 403: grants may be cached for a moment."""
+    for _ in range(1000):
+        status = (await ask()).status
+        if status != 403:
+            return int(status)
+        await asyncio.sleep(0.05)
+    return 403
+
+
+async def test_a_confined_writer_cannot_give_a_view_the_rights_of_another(house: House) -> None:
+    body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
+    refused = await house("wendy", "POST", "/v1/namespaces/db/views", body)
+    assert refused.error[:2] == (403, "ForbiddenException")
+    assert "trino.run-as-owner" in refused.error[2]
+    assert (await house("root", "POST", "/v1/namespaces/db/views", body)).status == 200

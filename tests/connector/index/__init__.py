@@ -1,0 +1,1 @@
+"""Index builds, the indexer, audits and their commands."""

@@ -1,0 +1,133 @@
+"""`seamark index`: define, list, show, pause, resume and drop, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from seamark.connector.client.errors import BadRequest, NotFound, Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.metaserver.cli.main import cli
+from tests.api.indexes.indexed import index_bytes, write
+from tests.api.plans.planned import append, file_of
+from tests.connector.served import Served
+
+FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
+
+
+@pytest.fixture
+def url(served: Served) -> str:
+    """Of a server with `db.t` of 6 files."""
+    served.run(served.api.table())
+    served.run(append(served.api, "t", FILES, snapshot_id=1, manifests=2))
+    return served.url
+
+
+def seamark(url: str, *arguments: str) -> tuple[int, str]:
+    """(exit code, everything printed)."""
+    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def build_half(url: str, name: str) -> dict[str, Any]:
+    """Of 6 files, 3 are indexed and registered; the build."""
+    client = IndexClient(url)
+    build = client.start_build("db.t", name)
+    pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
+    assert [len(page["files"]) for page in pages] == [4, 2]
+    sent = write(build, "a", index_bytes(build, FILES[:3]))
+    file = (sent["location"], sent["size-in-bytes"])
+    assert client.register_index_files("db.t", name, build["build-id"], [file])["progress"]["files-done"] == 3
+    client.close()
+    return build
+
+
+def test_an_index_is_made_listed_paused_resumed_and_dropped(url: str) -> None:
+    code, text = seamark(url, "create", "db.t", "--kind", "bitmap", "--columns", "data")
+    assert (code, "Index data_bitmap: bitmap(data), 6 data files to index" in text) == (0, True)
+    code, text = seamark(url, "create", "db.t", "--name", "k", "--kind", "record", "--columns", "id, truncate[2](data)")
+    assert (code, "record(id, truncate[2](data))" in text) == (0, True)
+    build_half(url, "k")
+    code, text = seamark(url, "list", "db.t")
+    assert code == 0
+    for part in ("data_bitmap", "bitmap(data)", "record(id, truncate[2](data))", "3 of 6", "behind"):
+        assert part in text, text
+    code, text = seamark(url, "show", "db.t", "k")
+    assert (code, "1 index files" in text, "live" in text) == (0, True, True)
+    assert seamark(url, "pause", "db.t", "k")[0] == 0
+    assert "paused" in seamark(url, "list", "db.t")[1]
+    assert "3 data files to index" in seamark(url, "resume", "db.t", "k")[1]
+    assert seamark(url, "drop", "db.t", "k")[0] == 0
+    assert "record" not in seamark(url, "list", "db.t")[1].rpartition("who=")[2]
+
+
+def test_answers_come_as_json(url: str) -> None:
+    assert "no indexes" in seamark(url, "list", "db.t")[1]
+    seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
+    _, _, shown = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # logs share the output
+    assert json.loads("{" + shown)["fpp"] == 0.25
+    listed = seamark(url, "list", "db.t", "--json")[1]
+    assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),
+        (("create", "db.t", "--kind", "bitmap", "--columns", "`id"), 2, "close its backticks"),
+        (("create", "db.t", "--kind", "btree", "--columns", "id"), 2, "btree"),
+        (("create", "db.t", "--kind", "bloom"), 2, "--columns"),
+        (("create", "t", "--kind", "bloom", "--columns", "id"), 2, "names no table"),
+        (("list", "db.nope"), 1, "does not exist"),
+        (("show", "db.t", "nope"), 1, "no index 'nope'"),
+        (("drop", "db.t", "nope"), 1, "no index 'nope'"),
+        (("pause", "db.t", "nope"), 2, "The index nope does not exist"),
+        (("list", "db.t", "--url", "ftp://x"), 2, "no address"),
+        (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
+    ],
+)
+def test_what_is_refused_is_told_in_one_line(
+    url: str, arguments: tuple[str, ...], code: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.connector.client.client._BACKOFF_S", 0)
+    found, text = seamark(url, *arguments)
+    assert (found, told in text) == (code, True), text
+    assert "Traceback" not in text
+
+
+def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> None:
+    home = tmp_path / "a-home"
+    home.mkdir()
+    (home / "server.json").write_text(json.dumps({"url": url, "port": 1, "pid": 1}))
+    done = CliRunner().invoke(cli, ["index", "list", "db.t", "--home", str(home)], env={"SEAMARK_URL": ""})
+    assert done.exit_code == 0, done.output
+
+
+def test_the_client_defines_and_builds(url: str) -> None:
+    client = IndexClient(url)
+    made = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
+    assert (made.state, made.files, made.files_total, made.lag_files) == ("enabled", 0, 6, 6)
+    with pytest.raises(BadRequest, match="no such column"):
+        client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
+    build = build_half(url, "i")
+    assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
+    old = client.index("db.t", "i").json["index-files"][0]["location"]
+    sent = write(build, "b", index_bytes(build, FILES, level=1))
+    file = (sent["location"], sent["size-in-bytes"])
+    client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old])
+    assert list(client.build_files("db.t", "i", build["build-id"])) == []
+    assert client.build("db.t", "i", build["build-id"])["state"] == "inflight"
+    assert client.finish_build("db.t", "i", build["build-id"])["state"] == "completed"
+    with pytest.raises(Refused, match="start another build"):
+        client.finish_build("db.t", "i", build["build-id"], outcome="rolled-back")
+    (found,) = client.indexes("db.t")
+    assert (found.health, found.size_bytes) == ("ok", sent["size-in-bytes"])
+    client.drop_index("db.t", "i")
+    with pytest.raises(NotFound):
+        client.index("db.t", "i")
+    client.close()

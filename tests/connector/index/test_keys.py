@@ -1,0 +1,204 @@
+"""Which rows a key means: columns by name, zeros, NaN, NUL; and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append, overwrite, overwrite_partitions
+from seamark.connector.write.data_files import FileWriter
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.locations import partition_path
+from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.served import Served
+from tests.connector.write.test_upserts import FIELDS, create, files_of, held, rows
+from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.seeds import first_seed
+
+DOUBLES: list[dict[str, Any]] = [
+    {"id": 1, "name": "x", "required": False, "type": "double"},
+    {"id": 2, "name": "y", "required": False, "type": "float"},
+    {"id": 3, "name": "n", "required": False, "type": "int"},
+]
+NAN = float("nan")
+
+
+def identified(client: IndexClient, *ids: int) -> None:
+    schema = {"type": "struct", "fields": [{**one, "required": True} for one in FIELDS], "identifier-field-ids": [*ids]}
+    body = {"name": "t", "schema": schema}
+    client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("way", [None, EQUALITY])
+def test_rows_go_by_the_named_columns_whatever_others_there_are(client: IndexClient, way: str | None) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
+    given = rows((1, "other", 7, None), (9, "b", 2, "x"))
+    with pytest.raises(Unwritable, match=r"no identifier fields; say which of them are the key: key=\["):
+        delete(client, "db.t", keys=given, way=way)
+    with pytest.raises(Unwritable, match="the rows have no column nope, which is of the key; they have id, land"):
+        delete(client, "db.t", keys=given, key=["nope"], way=way)
+    with pytest.raises(ValueError, match="lists of names"):
+        delete(client, "db.t", keys=given, key="id", way=way)
+    unknown = given.append_column("extra", pa.array([1, 2]))
+    delete(client, "db.t", keys=unknown, key=["id"], way=way)
+    assert [one[0] for one in held(client)] == [2, 3]
+    delete(client, "db.t", keys=pa.table({"id": [2]}), way=way)
+    assert [one[0] for one in held(client)] == [3]
+
+
+def test_rows_go_by_the_identifier_fields_of_the_table(client: IndexClient) -> None:
+    identified(client, 1, 2)
+    append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
+    assert delete(client, "db.t", keys=rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
+    with pytest.raises(Unwritable, match="the rows have no column land, which is of the key"):
+        delete(client, "db.t", keys=pa.table({"id": [1]}))
+    assert delete(client, "db.t", keys=pa.table({"id": [1]}), key=["id"]).deleted == 1
+    assert [one[0] for one in held(client)] == [3]
+
+
+def numbers(client: IndexClient) -> list[tuple[str, int]]:
+    found = scan(client, "db.t", ["x", "n"]).to_arrow().to_pylist()
+    return sorted((repr(one["x"]), one["n"]) for one in found)
+
+
+def doubles(*given: tuple[float, float, int]) -> pa.Table:
+    x, y, n = zip(*given, strict=True)
+    return pa.table({"x": pa.array(x, "float64"), "y": pa.array(y, "float32"), "n": pa.array(n, "int32")})
+
+
+@pytest.mark.parametrize("index", [(), ("x",), ("x", "y")], ids=["plain", "record", "record of two"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", [[], [("identity", 1)]], ids=["whole", "partitioned"])
+def test_both_zeros_are_one_key_and_so_is_every_nan(
+    client: IndexClient, mode: str, spec: list[tuple[str, int]], index: tuple[str, ...]
+) -> None:
+    properties = {"seamark.index.keys": f"record({', '.join(index)})"} if index else {}
+    create(client, fields=DOUBLES, spec=spec, properties=properties)
+    names = list(index) or ["x"]
+    nan = 7.0 if spec else NAN  # of which no plan of the server can say that it is a partition's value
+    append(client, "db.t", doubles((-0.0, 0.0, 1), (nan, -0.0, 1), (1.5, 1.0, 1)))
+    report = upsert(
+        client,
+        "db.t",
+        doubles((0.0, -0.0, 2), (nan if spec else math.copysign(nan, -1.0), 0.0, 2)),
+        keys=names,
+        mode=mode,
+    )
+    assert (report.inserted, report.updated) == (0, 2)
+    assert numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
+    report = upsert(client, "db.t", doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
+    assert (report.inserted, report.updated) == (0, 1)
+    assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored data keep their sign"
+    gone = delete(client, "db.t", keys=doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
+    assert gone.deleted == 2
+    assert numbers(client) == [("1.5", 1)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_writer_of_the_other_zero_is_a_conflict(
+    client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, fields=DOUBLES, spec=[("identity", 1)])
+    append(client, "db.t", doubles((5.0, 0.0, 1)))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", doubles((-0.0, 0.0, 1)), keys=["x"]))
+    report = upsert(client, "db.t", doubles((0.0, 0.0, 2)), keys=["x"], mode=mode)
+    assert (report.attempts, report.updated) == (2, 1)
+    assert numbers(client) == [("0.0", 2), ("5.0", 1)]
+
+
+def test_zeros_are_equally_late(client: IndexClient) -> None:
+    create(client, fields=DOUBLES)
+    append(client, "db.t", doubles((1.0, 0.0, 1)))
+    report = upsert(client, "db.t", doubles((1.0, -0.0, 2)), keys=["x"], precombine="y")
+    assert (report.updated, report.stale) == (1, 0)
+
+
+NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00", "\\..\\", "%252525252500")
+
+
+@pytest.mark.parametrize("how", [*MODES, EQUALITY])
+@pytest.mark.parametrize("transform", ["identity", "truncate[2]", "bucket[4]"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_partition_values_may_hold_whatever_a_path_may_not(
+    client: IndexClient, version: int, transform: str, how: str
+) -> None:
+    create(client, version=version, spec=[(transform, 2)])
+    named: dict[str, Any] = {"way": EQUALITY} if how == EQUALITY else {"mode": how}
+    append(client, "db.t", rows(*((number, land, 0) for number, land in enumerate(NULS))))
+    changed = rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
+    upsert(client, "db.t", changed, keys=["id", "land"], **named)
+    delete(client, "db.t", keys=rows((2, NULS[2])).select(["id", "land"]), key=["id", "land"], **named)
+    expected = [(number, land, number % 2, None) for number, land in enumerate(NULS) if number != 2]
+    assert held(client) == expected
+    for number, land, _, _ in expected:
+        where = {"type": "eq", "term": "land", "value": land}
+        assert scan(client, "db.t", ["id"], where=where).to_arrow()["id"].to_pylist() == [number]
+    overwrite_partitions(client, "db.t", rows((77, "\0")))
+    assert (77, "\0", None, None) in held(client)
+
+
+def test_a_folder_keeps_a_plain_value_as_it_is_and_no_value_makes_a_path_of_it() -> None:
+    assert partition_path(["p"], ["identity"], ["string"], ["x/y ü%"]) == "p=x%2Fy+%C3%BC%25"
+    for value in NULS:
+        path = partition_path(["p"], ["identity"], ["string"], [value])
+        assert "%00" not in path.replace("%25", "%")
+        assert path.count("/") == 0
+
+
+CHANGES: dict[str, Any] = {
+    "upsert": lambda client: upsert(client, "db.t", rows((7, "b")), keys=["id"]),
+    "update": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], mode="merge-on-read"),
+    "copy": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], mode="copy-on-write"),
+    "unlocated": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY),
+    "delete": lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
+    "delete by predicate": lambda client: delete(client, "db.t", where="id = 1"),
+    "overwrite": lambda client: overwrite(client, "db.t", rows((1, "b")), where="id = 1"),
+    "overwrite partitions": lambda client: overwrite_partitions(client, "db.t", rows((1, "b"))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_rows_of_a_version_1_table_are_refused_before_a_file_is_written(
+    client: IndexClient, served: Served, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, version=1)
+    append(client, "db.t", rows((1, "a")))
+    before = files_of(served)
+    begun: list[object] = []
+    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
+    with pytest.raises(Unwritable, match=r"version 1 takes appends only.*upgrade it to version 2"):
+        CHANGES[name](client)
+    assert (begun, files_of(served)) == ([], before)
+    assert held(client) == [(1, "a", None, None)]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_random_histories_of_floating_point_keys_are_those_of_a_dict(client: IndexClient, number: int) -> None:
+    """Whose keys are both zeros as one, and every NaN; stored rows keep their signs."""
+    seed = 100 * first_seed() + number
+    rng = random.Random(seed)
+    create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})
+    model: dict[str, tuple[str, int]] = {}
+    for step in range(14):
+        chosen = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
+        given = doubles(*((x, 0.0, step) for x in chosen))
+        how: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
+        if rng.random() < 0.3:
+            change = delete(client, "db.t", keys=given, key=["x"], **how)
+            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in chosen}}
+        else:
+            change = upsert(client, "db.t", given, keys=["x"], **how)
+            model |= {repr(x + 0.0): (repr(x), step) for x in chosen}
+        assert not change.duplicate
+        assert numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
+        if rng.random() < 0.3:
+            assert delete(client, "db.t", keys=given, key=["x"], **how).duplicate, f"seed {seed}, step {step}"

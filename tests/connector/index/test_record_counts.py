@@ -1,0 +1,214 @@
+"""A record index has as many live entries as its table has rows, after every kind of write and merge.
+
+Keys are of high entropy, and each is asked for again. The table's rows are counted by DuckDB over the files that
+PyIceberg reads from the manifests, and the entries in the index files themselves; neither shares code with the writers,
+nor with what answers lookups. What should be there is known from the keys alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.builds import InProcess
+from seamark.connector.index.indexer import Indexer
+from seamark.connector.index.merges import FANOUT
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import delete, upsert
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.kinds.record import Record
+from tests.connector.lake import catalog_at
+from tests.connector.write.test_upserts import create
+
+Longs = npt.NDArray[np.int64]
+
+FIELDS: list[dict[str, Any]] = [
+    {"id": 1, "name": "k", "required": True, "type": "long"},
+    {"id": 2, "name": "v", "required": False, "type": "int"},
+]
+KEYS_A_LOOKUP = 1_000_000
+
+
+def keys_of(numbers: npt.NDArray[Any]) -> Longs:
+    """int64[n], distinct and as good as random: splitmix64, which is one to one."""
+    word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (word ^ (word >> np.uint64(31))).view(np.int64)
+
+
+def rows(numbers: Longs, value: int) -> pa.Table:
+    return pa.table({"k": keys_of(numbers), "v": np.full(len(numbers), value, np.int32)})
+
+
+@dataclass
+class Grown:
+    """A table and what is in it: `live` bool[keys ever given], by number of the key. `sampled` keys are looked up after
+    each step."""
+
+    client: IndexClient
+    mode: str
+    sampled: int
+    live: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+
+    def insert(self, count: int) -> None:
+        fresh = np.arange(len(self.live), len(self.live) + count)
+        append(self.client, "db.t", rows(fresh, 0))
+        self.live = np.concatenate([self.live, np.ones(count, np.bool_)])
+
+    def upsert(self, updated: int, inserted: int) -> None:
+        stored = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
+        given = np.concatenate([stored, np.arange(len(self.live), len(self.live) + inserted)])
+        report = upsert(self.client, "db.t", rows(given, 1), keys=["k"], mode=self.mode)
+        assert (report.updated, report.inserted) == (updated, inserted)
+        self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
+
+    def delete(self, count: int) -> None:
+        gone = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
+        report = delete(self.client, "db.t", keys=rows(gone, 0).select(["k"]), mode=self.mode)
+        assert report.deleted == count
+        self.live[gone] = False
+
+    def merge(self) -> None:
+        before = sum(self.client.index("db.t", "keys").json["levels"].values())
+        done = Indexer(self.client, lambda: closing(InProcess())).round()
+        assert (done.failed, done.damaged) == (0, 0)
+        assert done.merges > 0
+        assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
+
+    # What is counted
+
+    def check(self, step: str) -> None:
+        data, deletes = self.files()
+        count, mixed, deleted = _counted(data, deletes)
+        stored = keys_of(np.flatnonzero(self.live))
+        assert (count, mixed) == (len(stored), int(np.bitwise_xor.reduce(stored))), step
+        assert self.entries(set(data)) - deleted == count, step
+        index = self.client.index("db.t", "keys")
+        assert (index.health, index.lag_files) == ("ok", 0), step
+        few = min(self.sampled, len(self.live))
+        self.found(data, self.draw.choice(len(self.live), few, replace=False), step)
+
+    def files(self) -> tuple[list[str], list[str]]:
+        """Paths of the data files and of the delete files, by PyIceberg."""
+        with catalog_at(self.client.url) as catalog, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tasks = list(catalog.load_table("db.t").scan().plan_files())
+        deletes = {one.file_path for task in tasks for one in task.delete_files}
+        return [task.file.file_path for task in tasks], sorted(deletes)
+
+    def entries(self, data: set[str]) -> int:
+        """Of these data files, in the live index files; each data file in one of them."""
+        described: list[str] = []
+        total = 0
+        for listed in self.client.index("db.t", "keys").json["index-files"]:
+            if listed["state"] != "live":
+                continue
+            opened = open_index_file(Storage().read(listed["location"]), listed["location"])
+            counts = Record(opened.blob).counts
+            here = [number for number, path in enumerate(opened.files.paths) if path in data]
+            described += [opened.files.paths[number] for number in here]
+            total += int(counts[here].sum())
+        assert sorted(described) == sorted(data)
+        return total
+
+    def found(self, data: list[str], numbers: Longs, step: str) -> None:
+        """A lookup says of each of these keys where its row is, or that there is none; and it is there."""
+        wanted = keys_of(numbers)
+        answer = self.client.lookup("db.t", {"k": wanted})
+        assert (answer.complete, answer.undecided) == (True, 0), step
+        there = np.flatnonzero(self.live[numbers])
+        assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), there), step
+        assert answer.missing == len(numbers) - len(there), step
+        places = pa.table(
+            {
+                "path": answer.rows["file_path"],
+                "position": answer.rows["position"],
+                "wanted": wanted[answer.rows["key"].to_numpy()],
+            }
+        )
+        with duckdb.connect() as db:
+            db.register("places", places)
+            ((right,),) = db.execute(
+                "SELECT count(*) FROM read_parquet($data, filename = true, file_row_number = true) d JOIN places p"
+                " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
+                {"data": _local(data)},
+            ).fetchall()
+        assert right == len(there), step
+
+    def all_found(self) -> None:
+        """Every key that there ever was."""
+        rows_found = 0
+        for start in range(0, len(self.live), KEYS_A_LOOKUP):
+            numbers = np.arange(start, min(start + KEYS_A_LOOKUP, len(self.live)))
+            answer = self.client.lookup("db.t", {"k": keys_of(numbers)})
+            assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), np.flatnonzero(self.live[numbers]))
+            rows_found += len(answer.rows)
+        assert rows_found == np.count_nonzero(self.live)
+
+
+def _local(paths: list[str]) -> list[str]:
+    return [path.removeprefix("file://") for path in paths]
+
+
+def _counted(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
+    """Rows, all their keys by exclusive or, and rows of the data files that are deleted."""
+    with duckdb.connect() as db:
+        read = "read_parquet($data, filename = true, file_row_number = true)"
+        given: dict[str, Any] = {"data": _local(data)}
+        if deletes:
+            gone = "SELECT DISTINCT replace(file_path, 'file://', '') AS filename, pos FROM read_parquet($deletes)"
+            db.execute(f"CREATE TABLE gone AS {gone}", {"deletes": _local(deletes)})
+        else:
+            db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
+        matched = "g.filename = d.filename AND g.pos = d.file_row_number"
+        ((count, mixed),) = db.execute(
+            f"SELECT count(*), bit_xor(k) FROM {read} d ANTI JOIN gone g ON {matched}", given
+        ).fetchall()
+        ((deleted,),) = db.execute(f"SELECT count(*) FROM {read} d SEMI JOIN gone g ON {matched}", given).fetchall()
+    return count, mixed, deleted
+
+
+def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
+    """Inserts, upserts, deletes and a merge, so many times; each step is checked."""
+    create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
+    table = Grown(client, mode, sampled)
+    some = keys // 100
+    for turn in range(turns):
+        for _ in range(FANOUT):
+            table.insert(keys // (turns * FANOUT))
+        steps: dict[str, Callable[[], None]] = {
+            "inserts": lambda: None,
+            "upserts": lambda: table.upsert(some, some // 2),
+            "deletes": lambda: table.delete(some),
+            "merges": table.merge,
+            "deletes of what is merged": lambda: table.delete(some // 2),
+            "upserts of what is merged": lambda: table.upsert(some // 2, some),
+        }
+        for step, act in steps.items():
+            act()
+            table.check(f"{step}, turn {turn}")
+    table.all_found()
+
+
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+def test_an_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
+    grow(client, mode, keys=200_000, turns=1, sampled=20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_an_index_of_50_million_rows_has_an_entry_for_each(client: IndexClient) -> None:
+    grow(client, "merge-on-read", keys=50_000_000, turns=3, sampled=200_000)

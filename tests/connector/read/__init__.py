@@ -1,0 +1,1 @@
+"""Readers: rows, pages, schemas, whole files."""

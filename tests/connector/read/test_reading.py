@@ -1,0 +1,430 @@
+"""Rows read from a plan's tasks, against what was written, what DuckDB says and what PyIceberg reads."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.arrow.filters import matching
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.scans import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
+from seamark.connector.read.tables import ScanTask, open_table, plan, with_rows
+from seamark.metaserver.iceberg.expressions.arrow import arrow_array
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from tests.api.indexes.test_bitmaps import (
+    OPPOSITE,
+    Leaf,
+    Tree,
+    compared,
+    filter_json,
+    in_sql,
+    odd_row,
+    some_tree,
+    sql_text,
+)
+from tests.api.rest.stored import Snapshot, Stored, some_row
+from tests.connector import lake
+from tests.connector.served import Served
+from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
+from tests.planner.lakes.lake import Row
+
+__all__ = ["table"]
+NAMES = ["id", "name", "price", "part"]
+
+
+def read_task(
+    task: ScanTask, wanted: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
+) -> Iterator[pa.RecordBatch]:
+    return TaskReader(wanted, storage).read(task, positions)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[SeamarkClient]:
+    made = SeamarkClient(served.url)
+    yield made
+    made.close()
+
+
+# Filters
+
+
+def columns_of(rows: list[Row]) -> dict[int, pa.Array]:
+    """By id, of the oracle's rows."""
+    kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
+    made = {column_id: arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()}
+    inner = pa.StructArray.from_arrays([made[53]], ["y"])
+    return made | {NESTED.id: pa.StructArray.from_arrays([made[51], inner], ["in", "deep"]), 52: inner}
+
+
+def test_sql_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
+    db, rows = table
+    columns = columns_of(rows)
+    judged = 0
+    for seed in range(1500):
+        sql = predicate(random.Random(seed))
+        read = parse_sql(sql.ours, BOUND_TO, nan_above=True)
+        if not read.exact:
+            continue
+        found = matching(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
+        wanted = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+        assert set(np.flatnonzero(found).tolist()) == wanted, f"seed {seed}: {sql.ours}"
+        judged += 1
+    assert judged > 400
+
+
+def in_expression(tree: Tree, row: Any, *, negated: bool = False) -> bool:
+    """Null as Iceberg has it, numbers as SQL has them."""
+    if isinstance(tree, Leaf):
+        value = row[tree.column]
+        if tree.value is None:
+            return (value is None) == ((tree.op == "is-null") != negated)
+        op = OPPOSITE[tree.op] if negated else tree.op
+        if value is None:
+            return op == "not-eq"
+        if isinstance(value, float) and math.isnan(value):
+            return op in ("not-eq", "gt", "gt-eq")
+        return compared(op, value, tree.value)
+    what, children = tree
+    if what == "not":
+        return in_expression(children[0], row, negated=not negated)
+    found = [in_expression(child, row, negated=negated) for child in children]
+    return any(found) if (what == "or") != negated else all(found)
+
+
+# Whole tables
+
+
+async def history(stored: Stored, rng: random.Random, commits: int) -> None:
+    """Files of several row groups, and deletes of every kind that the version has."""
+    for _ in range(commits):
+        before = stored.snapshots[-1] if stored.snapshots else Snapshot(0, [], [])
+        part = rng.choice([1, 2])
+        data = [
+            stored.data_file(
+                [some_row(rng, part) if stored.partitioned else odd_row(rng) for _ in range(rng.choice([1, 40, 150]))],
+                group_rows=rng.choice([16, 1000]),
+            )
+            for _ in range(rng.randint(0 if before.data else 1, 2))
+        ]
+        mine = [one for one in before.data if not stored.partitioned or one.partition == (part,)]
+        deletes = []
+        if mine and rng.random() < 0.7:
+            spots = {(one.path, rng.randrange(one.record_count)) for one in mine for _ in range(rng.randint(0, 12))}
+            named = {path for path, _ in spots}
+            held = {one.referenced for one in before.deletes if one.format == "PUFFIN"}
+            if stored.version > 2:
+                fresh = {path: {at for one, at in spots if one == path} for path in named - held}
+                deletes += stored.vectors(fresh, part) if fresh else []
+            elif spots:
+                deletes.append(stored.position_deletes(spots, part))
+        if rng.random() < 0.5:
+            ids = rng.choice([[1], [2], [1, 2], [3]])
+            keys = [tuple(some_row(rng, part)[one - 1] for one in ids) for _ in range(rng.randint(1, 3))]
+            deletes.append(stored.equality_deletes(ids, keys, part))
+        await stored.commit(data, deletes)
+
+
+def normal(row: Any) -> tuple[Any, ...]:
+    """Equal where the values are the same: NaN, and zeros by their sign."""
+    return tuple(repr(one) if isinstance(one, float) else one for one in row)
+
+
+@pytest.mark.parametrize(("version", "partitioned", "seed"), [(2, False, 1), (2, True, 2), (3, False, 3), (3, True, 4)])
+def test_the_rows_of_random_tables_are_those_that_were_written_and_not_deleted(
+    served: Served, client: SeamarkClient, version: int, partitioned: bool, seed: int
+) -> None:
+    rng = random.Random(seed)
+
+    async def make() -> Stored:
+        made = await Stored.create(served.api, version=version, partitioned=partitioned)
+        await history(made, rng, 6)
+        for name in ("id", "price"):
+            await made.index(f"by_{name}", "bitmap", [name], made.snapshots[-1].data[: rng.randint(1, 9)])
+        return made
+
+    stored = served.run(make())
+    seen: Counter[str] = Counter()
+    for turn in range(40):
+        snapshot = rng.choice(stored.snapshots)
+        tree = some_tree(rng, 3, (0, 1, 2, 3))
+        in_text = rng.random() < 0.5
+        where: Any = None if turn < 4 else sql_text(tree) if in_text else filter_json(tree)
+        names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
+        found = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
+        rows = []
+        for path, at, row in stored.live_rows(snapshot):
+            held = in_sql(tree, row, nan_is_high=True) is True if in_text else in_expression(tree, row)
+            if where is None or held:
+                values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
+                rows.append(normal(values[name] for name in names))
+        got = [normal(one.values()) for one in found.to_arrow().to_pylist()] if names else None
+        told = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
+        if got is None:
+            assert sum(batch.num_rows for batch in found) == len(rows), told
+        else:
+            assert sorted(got, key=repr) == sorted(rows, key=repr), told
+        seen["some" if rows else "none"] += 1
+    assert min(seen["some"], seen["none"]) > 1, seen
+
+
+def test_bitmaps_choose_rows_and_columns_of_the_filter_are_not_read_where_they_are_exact(
+    served: Served, client: SeamarkClient
+) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        rows = [(n, f"n{n}", float(n % 10), 1) for n in range(1000)]
+        random.Random(5).shuffle(rows)
+        files = [made.data_file(rows, group_rows=20)]
+        await made.commit(files)
+        await made.commit(deletes=[made.position_deletes([(files[0].path, [row[0] for row in rows].index(7))])])
+        await made.index("by_id", "bitmap", ["id"], files)
+        return made
+
+    stored = served.run(make())
+    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    spoil(path, keep=lambda group, column: column != "id")  # not even one byte of the filter's column is looked at
+    found = scan(client, "db.t", ["name"], "id IN (7, 500)")
+    assert found.to_arrow().to_pylist() == [{"name": "n500"}]
+    assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 49)
+    with pytest.raises(Unreadable):
+        scan(client, "db.t", ["name"], "id IN (7, 500)", bitmaps=False).to_arrow()
+
+
+def spoil(path: Path, keep: Any) -> None:
+    """Overwrites the column chunks but those that `keep(row group, column)` holds; the footer stays as it is."""
+    data = bytearray(path.read_bytes())
+    file = pq.ParquetFile(path).metadata
+    for group in range(file.num_row_groups):
+        for number in range(file.num_columns):
+            chunk = file.row_group(group).column(number)
+            if not keep(group, chunk.path_in_schema):
+                first = min(one for one in (chunk.dictionary_page_offset, chunk.data_page_offset) if one is not None)
+                data[first : first + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("where", "groups"),
+    [
+        ("id < 25", {0, 1, 2}),
+        ("id >= 980", {98, 99}),
+        ("id = 333 OR name = 'n0334'", {33}),
+        ("id IN (5, 995) AND price IS NOT NULL", {0, 99}),
+        ("name LIKE 'n001%'", {1}),
+        ("price < 1.0", {0}),
+        ("name IS NULL", {50}),
+    ],
+)
+def test_row_groups_that_statistics_rule_out_are_not_read(
+    served: Served, client: SeamarkClient, where: str, groups: set[int]
+) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        rows = [(n, None if n == 500 else f"n{n:04}", n / 10, 1) for n in range(1000)]
+        await made.commit([made.data_file(rows, group_rows=10)])
+        return made
+
+    stored = served.run(make())
+    whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
+    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    spoil(path, keep=lambda group, _: group in groups)
+    found = scan(client, "db.t", where=where)
+    assert found.to_arrow().to_pylist() == whole
+    assert len(whole) > 0
+    assert found.counts.row_groups == len(groups)
+    with pytest.raises(Unreadable, match="cannot be read"):
+        scan(client, "db.t").to_arrow()
+
+
+def test_of_row_groups_without_a_match_only_the_columns_of_the_filter_are_read(
+    served: Served, client: SeamarkClient
+) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        rows = [(2 * (n % 100), f"n{n}", None, 1) for n in range(1000)]
+        rows[777] = (51, "here", None, 1)
+        await made.commit([made.data_file(rows, group_rows=100)])
+        return made
+
+    stored = served.run(make())
+    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    spoil(path, keep=lambda group, column: column == "id" or group == 7)
+    found = scan(client, "db.t", ["name", "id"], "id = 51")
+    assert found.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
+    assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 9)
+
+
+def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkClient) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
+        return made
+
+    served.run(make())
+    opened = open_table(client, "db.t", At())
+    (task,) = plan(client, opened)
+    wanted = pickle.loads(pickle.dumps(wanted_of(opened, ["id"], TRUE)))
+    cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
+    found = []
+    for start, end in pairwise(cuts):
+        part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
+        found.append([one for batch in read_task(part, wanted, opened.storage) for one in batch["id"].to_pylist()])
+    assert [one for part in found for one in part] == list(range(500))
+    assert [bool(part) for part in found] == [False, True, True, False]
+    some = read_task(task, wanted, opened.storage, positions=np.array([3, 260, 499]))
+    assert [one for batch in some for one in batch["id"].to_pylist()] == [3, 260, 499]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_what_one_set_of_deletes_took_and_another_did_not_can_be_read(
+    served: Served, client: SeamarkClient, version: int
+) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api, version=version)
+        await history(made, random.Random(version), 6)
+        return made
+
+    stored = served.run(make())
+    last = len(stored.snapshots)
+    for first in range(1, last):
+        before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
+        now = {one.path: one for one in plan(client, after)}
+        reader = TaskReader(wanted_of(before, [FILE, POSITION], TRUE), before.storage)
+        gone = set()
+        for task in plan(client, before):
+            part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
+            for batch in reader.read(part):
+                gone |= set(zip(*batch.to_pydict().values(), strict=True))
+        rows = [{(path, at) for path, at, _ in stored.live_rows(stored.snapshots[one - 1])} for one in (first, last)]
+        assert gone == rows[0] - rows[1]
+
+
+def test_at_most_as_many_rows_as_asked_for_are_read(served: Served, client: SeamarkClient) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
+        return made
+
+    served.run(make())
+    for limit, files in ((0, 0), (1, 1), (100, 1), (101, 2), (1000, 3)):
+        found = scan(client, "db.t", limit=limit)
+        assert found.to_arrow().num_rows == min(limit, 300)
+        assert found.counts.files == files
+    table = scan(client, "db.t", ["id"], "id < 2").reader().read_all()
+    assert sorted(table["id"].to_pylist()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_what_cannot_be_read_exactly_is_refused(served: Served, client: SeamarkClient) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        await made.commit([made.data_file([(1, "a", 1.5, 1)])])
+        return made
+
+    served.run(make())
+    for where, told in (
+        ("upper(name) = 'A' AND id = 1", "exactly: UPPER"),
+        ("nothing = 1", "Cannot find column 'nothing'"),
+        ({"type": "eq", "term": "id", "value": "x"}, "x"),
+    ):
+        with pytest.raises(BadRequest, match=told):
+            scan(client, "db.t", where=where)
+    with pytest.raises(BadRequest, match="Cannot read 'nothing'"):
+        scan(client, "db.t", ["nothing"])
+    with pytest.raises(BadRequest, match="branch or tag 'dev'"):
+        scan(client, "db.t", at=At(ref="dev"))
+    with pytest.raises(BadRequest, match="snapshot 99"):
+        scan(client, "db.t", at=At(snapshot_id=99))
+    with pytest.raises(BadRequest, match="as old as"):
+        scan(client, "db.t", at=At(as_of_ms=1))
+
+
+def test_files_that_are_not_read_are_told_by_name(served: Served, client: SeamarkClient) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        files = [made.data_file([(1, "a", 1.5, 1)])]
+        await made.commit(files)
+        await made.commit(deletes=[made.position_deletes([(files[0].path, 0)])])
+        return made
+
+    stored = served.run(make())
+    opened = open_table(client, "db.t", At())
+    wanted = wanted_of(opened, None, TRUE)
+    (task,) = plan(client, opened)
+
+    def told(**changed: Any) -> str:
+        given = {name.replace("_", "-"): value for name, value in changed.items()}
+        with pytest.raises(Unreadable) as raised:
+            list(read_task(ScanTask({**task.file, **given}, task.deletes), wanted, opened.storage))
+        assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
+        return str(raised.value)
+
+    assert "'orc' are not read" in told(file_format="orc")
+    assert "encrypted" in told(key_metadata="AABB")
+    assert "1 rows; its manifest says 2" in told(record_count=2)
+    assert "cannot be read" in told(file_path=task.path + ".gone")
+    deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
+    deletes.write_bytes(b"PAR1 no PAR1")
+    assert str(deletes) in told()
+    assert stored.snapshots
+
+
+def test_nan_is_above_the_bounds_by_which_a_plan_leaves_files_out(served: Served, client: SeamarkClient) -> None:
+    kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
+    with lake.catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        table = catalog.create_table("db.n", schema=kind)
+        for start in (0, 10):
+            table.append(pa.table({"id": [start, start + 1, start + 2], "f": [1.0, math.nan, None]}, schema=kind))
+        table.append(pa.table({"id": [20], "f": [1.5]}, schema=kind))
+    for where, ids in (
+        ("f > 2", [1, 11]),
+        ("NOT f <= 1.0", [1, 11, 20]),
+        ("f < 2", [0, 10, 20]),
+        ("f <> 1", [1, 11, 20]),
+    ):
+        assert sorted(scan(client, "db.n", ["id"], where).to_arrow()["id"].to_pylist()) == ids, where
+
+
+def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, client: SeamarkClient) -> None:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        for n in range(3):
+            await made.commit([made.data_file([(n, "a", 1.5, 1)])])
+        ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": 1}
+        tag = {"action": "set-snapshot-ref", "ref-name": "v2", "type": "tag", "snapshot-id": 2}
+        answer = await served.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref, tag]})
+        assert answer.status == 200
+        return made
+
+    served.run(make())
+
+    def ids(at: At) -> list[int]:
+        return sorted(scan(client, "db.t", ["id"], at=at).to_arrow()["id"].to_pylist())
+
+    assert ids(At()) == ids(At(ref="main")) == [0, 1, 2]
+    assert ids(At(ref="dev")) == ids(At(snapshot_id=1)) == [0]
+    assert ids(At(ref="v2")) == [0, 1]
+    opened = open_table(client, "db.t", At())
+    assert opened.snapshot_id == 3
+    bound = bound_filter("id = 1", opened)
+    tasks = list(with_rows(client, opened, bound, plan(client, opened, bound)))
+    counts = ReadCounts()
+    reader = TaskReader(wanted_of(opened, None, bound), opened.storage, counts=counts)
+    assert sum(batch.num_rows for batch in reader.read_all(tasks)) == counts.rows == 1

@@ -1,0 +1,84 @@
+"""Scans that few rows are left of read the pages that hold these, and find the rows that are there."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcess, build
+from seamark.connector.read.scans import FILE, POSITION, scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
+from tests.connector.write.test_upserts import create
+from tests.seeds import first_seed
+
+ROWS = 60_000
+FIELDS = [
+    {"id": 1, "name": "id", "required": True, "type": "long"},
+    {"id": 2, "name": "word", "required": False, "type": "string"},
+    {"id": 3, "name": "price", "required": False, "type": "double"},
+    {
+        "id": 4,
+        "name": "tags",
+        "required": False,
+        "type": {"type": "list", "element-id": 5, "element": "string", "element-required": False},
+    },
+]
+PAGES = {"write.parquet.page-row-limit": "1000", "write.parquet.row-group-size-bytes": str(1 << 20)}
+Row = tuple[str | None, float | None]
+
+
+def rows_of(model: dict[int, Row], ids: list[int]) -> list[dict[str, Any]]:
+    return [{"id": one, "word": model[one][0], "price": model[one][1]} for one in ids]
+
+
+def given(model: dict[int, Row]) -> pa.Table:
+    columns = {"id": list(model), "word": [one[0] for one in model.values()]}
+    columns |= {"price": [one[1] for one in model.values()]}
+    return pa.table(columns, pa.schema([("id", pa.int64()), ("word", pa.string()), ("price", pa.float64())]))
+
+
+@pytest.mark.parametrize("mode", [MERGE_ON_READ, COPY_ON_WRITE])
+@pytest.mark.parametrize("bitmaps", [True, False])
+def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient, mode: str, bitmaps: bool) -> None:
+    seed = first_seed()
+    source = random.Random(seed)
+    create(client, fields=FIELDS, properties=PAGES)
+    ids = list(range(ROWS))
+    source.shuffle(ids)
+    model: dict[int, Row] = {
+        one: (source.choice([None, f"w{one % 70}"]), source.choice([None, source.random()])) for one in ids
+    }
+    append(client, "db.t", given(model))
+    gone = source.sample(ids, 300)
+    delete(client, "db.t", keys=pa.table({"id": pa.array(gone, pa.int64())}), mode=mode)
+    for one in gone:
+        del model[one]
+    changed = dict.fromkeys(source.sample(sorted(model), 200), ("new", -1.0))
+    upsert(client, "db.t", given(changed), keys=["id"], mode=mode)
+    model |= changed
+    if bitmaps:
+        client.put_index("db.t", "by_id", kind="bitmap", columns=["id"])
+        with closing(InProcess()) as workers:
+            build(client, "db.t", "by_id", workers)
+    by_pages = 0
+    for _ in range(12):
+        asked = source.sample(range(ROWS), source.choice((1, 3, 8))) + gone[:2] + list(changed)[:1]
+        where = f"id IN ({', '.join(map(str, asked))})"
+        found = scan(client, "db.t", ["price", "id", "word"], where)
+        rows = sorted(found.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
+        assert rows == rows_of(model, sorted({one for one in asked if one in model})), f"seed {seed}: {where}"
+        by_pages += found.counts.row_groups_by_pages
+    assert by_pages > 5, f"seed {seed}"
+    first = next(iter(changed))
+    placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
+    told = {
+        (row[FILE], row[POSITION]): row["id"]
+        for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
+    }
+    assert [told[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]

@@ -1,0 +1,177 @@
+"""Row lineage through upserts, against what a dict says: who a row is, and which commit changed it last."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
+from tests.connector.served import Served
+from tests.connector.write.test_upserts import COLUMNS, FIELDS, create, rows
+
+Row = tuple[Any, ...]
+
+
+def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
+    """(row id, sequence number) by `id`."""
+    found = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
+    assert len({one["id"] for one in found}) == len(found)
+    return {one["id"]: (one["_row_id"], one["_last_updated_sequence_number"]) for one in found}
+
+
+def sequence(client: SeamarkClient) -> int:
+    """Of the table's last commit."""
+    return int(client._json("GET", "/v1/namespaces/db/tables/t", {})["metadata"]["last-sequence-number"])
+
+
+class Model:
+    """Rows as a dict has them. Ids of new rows are the table's to choose, once: they are taken over then."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.ids: dict[int, tuple[int, int]] = {}
+        self.used: set[int] = set()
+
+    def check(self, client: SeamarkClient, kept: set[int], changed: set[int], new: set[int], note: str) -> None:
+        """`kept` rows are as they were, `changed` ones have their id, `new` ones an id that none ever had."""
+        found = lineage(client)
+        assert found.keys() == self.rows.keys() == kept | changed | new, note
+        now = sequence(client)
+        for one in kept:
+            assert found[one] == self.ids[one], f"{note}: row {one} was only carried over"
+        for one in changed:
+            assert found[one] == (self.ids[one][0], now), f"{note}: row {one} was updated"
+        for one in new:
+            row_id, number = found[one]
+            assert number == now, f"{note}: row {one} is new"
+            assert row_id is not None, note
+            assert row_id not in self.used, f"{note}: row {one} has an id that another had"
+            self.used.add(row_id)
+        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in found.items()}
+        assert len({row_id for row_id, _ in found.values()}) == len(found), note
+        read = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
+        assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("spec", [(), (("identity", 2),), (("bucket[4]", 1),)])
+def test_rows_keep_who_they_are_whatever_file_they_come_to(
+    client: IndexClient, seed: int, spec: tuple[tuple[str, int], ...]
+) -> None:
+    rng = random.Random(100 * seed + len(spec))
+    create(client, spec=spec, properties={"write.parquet.row-group-size-bytes": "400"})
+    model = Model()
+    for step in range(14):
+        note = f"seed {seed}, spec {spec}, step {step}"
+        some = rng.sample(range(50), 8)
+        lands = {one: rng.choice(("de", "fr", None)) for one in some}
+        known = {one for one in some if one in model.rows}
+        mode = rng.choice((COPY_ON_WRITE, COPY_ON_WRITE, MERGE_ON_READ))
+        match rng.choice(("append", "upsert", "upsert", "combined", "partial", "delete")):
+            case "append":
+                given = {one: (one, lands[one], step, "new") for one in some if one not in known}
+                append(client, "db.t", rows(*given.values()))
+                model.rows |= given
+                if given:
+                    model.check(client, model.ids.keys() & model.rows.keys(), set(), set(given), f"{note}, append")
+            case "upsert":
+                given = {one: (one, lands[one], step, "whole") for one in some}
+                upsert(client, "db.t", rows(*given.values()), keys=["id"], mode=mode)
+                rest = set(model.rows) - known
+                model.rows |= given
+                changed = known if mode == COPY_ON_WRITE else set()
+                model.check(client, rest, changed, set(given) - changed, f"{note}, {mode}")
+            case "combined":
+                given = {one: (one, lands[one], rng.choice((step - 3, step + 1)), "later") for one in some}
+                stale = {one for one in known if model.rows[one][2] > given[one][2]}
+                upsert(client, "db.t", rows(*given.values()), keys=["id"], precombine="ts", mode=mode)
+                rest = set(model.rows) - known | stale
+                model.rows |= {one: row for one, row in given.items() if one not in stale}
+                if len(stale) < len(given):
+                    model.check(client, rest, known - stale, set(given) - known, f"{note}, combined, {mode}")
+            case "partial":
+                given = {one: (one, lands[one], step, None) for one in some}
+                upsert(client, "db.t", rows(*given.values()), keys=["id"], columns=["ts"], mode=mode)
+                rest, new = set(model.rows) - known, set(given) - known
+                for one in some:
+                    was = model.rows.get(one, (one, None, None, None))
+                    model.rows[one] = (one, was[1], step, was[3])
+                model.check(client, rest, known, new, f"{note}, partial, {mode}")
+            case "delete":
+                delete(client, "db.t", keys=pa.table({"id": some}), mode=mode)
+                model.rows = {one: row for one, row in model.rows.items() if one not in known}
+                if known:
+                    model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
+
+
+def test_rows_from_before_an_upgrade_are_new_ones_of_the_commit_that_takes_them_over(client: IndexClient) -> None:
+    create(client, version=2)
+    append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
+    append(client, "db.t", rows((3, "de", 1, "c")))
+    upgrade = {"updates": [{"action": "upgrade-format-version", "format-version": 3}], "requirements": []}
+    client._json("POST", "/v1/namespaces/db/tables/t", {}, upgrade)
+    assert lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
+    upsert(client, "db.t", rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
+    first = lineage(client)
+    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "3 stays in its file"
+    assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
+    upsert(client, "db.t", rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
+    assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
+
+
+def test_files_have_the_columns_only_where_rows_need_them(client: IndexClient, served: Served) -> None:
+    """What is only added, and what is in a table without lineage, is written as it always was."""
+    for version, wanted in ((2, set()), (3, set(NAMES))):
+        create(client, f"t{version}", version=version)
+        before = set(served.home.rglob("*.parquet"))
+        upsert(client, f"db.t{version}", rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE)
+        (added,) = set(served.home.rglob("*.parquet")) - before
+        assert pq.read_schema(added).names == list(COLUMNS)
+        before = set(served.home.rglob("*.parquet"))
+        upsert(client, f"db.t{version}", rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE)
+        (copied,) = set(served.home.rglob("*.parquet")) - before
+        found = pq.read_schema(copied)
+        assert set(found.names) == {*COLUMNS, *wanted}
+        if wanted:
+            ids = [int(found.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
+            assert ids == [2147483540, 2147483539]
+            told = sorted((one["id"], one["_row_id"]) for one in pq.read_table(copied).to_pylist())
+            assert told == [(1, 0), (2, 1), (3, None)]
+
+
+def test_a_table_with_a_column_of_that_name_is_told_to_rename_it(client: IndexClient) -> None:
+    create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}])
+    append(client, "db.t", rows((1, "de", 1, "a")))
+    with pytest.raises(Unwritable, match="the table has a column _row_id, as the format calls one of its own"):
+        upsert(client, "db.t", rows((1, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
+    upsert(client, "db.t", rows((1, "fr", 2, "B")), keys=["id"], mode=MERGE_ON_READ)
+    assert scan(client, "db.t", ["id", "land", "_row_id"]).to_arrow().to_pylist() == [
+        {"id": 1, "land": "fr", "_row_id": None}
+    ]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_column_of_that_name_is_upserted_as_any_other_where_files_stay(client: IndexClient, version: int) -> None:
+    create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
+
+    def given(*rows: tuple[int, int, int]) -> pa.Table:
+        made = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
+        return pa.Table.from_pylist(made, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())]))
+
+    append(client, "db.t", given((1, 5, 10), (2, 5, 20), (3, 5, 30)))
+    upsert(client, "db.t", given((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)
+    upsert(client, "db.t", given((2, 4, 21), (3, 6, 31)), keys=["id"], precombine="ts", mode=MERGE_ON_READ)
+    upsert(client, "db.t", given((3, 7, 32), (5, 7, 50)), keys=["id"], columns=["_row_id"], mode=MERGE_ON_READ)
+    upsert(client, "db.t", given((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
+    found = scan(client, "db.t", ["id", "ts", "_row_id"]).to_arrow().sort_by("id").to_pylist()
+    assert [tuple(one.values()) for one in found] == [(1, 1, 11), (2, 5, 20), (3, 6, 32), (4, 8, 40), (5, None, 50)]

@@ -1,0 +1,93 @@
+"""The client's lookups and bitmaps against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed
+from seamark.connector.client.row_answers import keys_stream, lookup_of
+from tests.api.rest.stored import Stored
+from tests.connector.served import Served
+
+
+@pytest.fixture
+def stored(served: Served) -> Stored:
+    async def make() -> Stored:
+        made = await Stored.create(served.api)
+        files = [made.data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
+        await made.commit(files)
+        await made.commit(deletes=[made.position_deletes([(files[0].path, 5)])])
+        await made.index("keys", "record", ["id", "name"], files[:2])
+        await made.index("marks", "bitmap", ["id"], files)
+        return made
+
+    found: Stored = served.run(make())
+    return found
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[SeamarkClient]:
+    made = SeamarkClient(served.url)
+    yield made
+    made.close()
+
+
+def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, stored: Stored) -> None:
+    files = [file.path for file in stored.snapshots[-1].data]
+    found = client.lookup("db.t", {"name": ["a", "a", "b", "a"], "id": [4, 5, 4, 25]}, partitions=True)
+    assert (found.snapshot_id, found.index, found.missing) == (2, "keys", 3)
+    assert (found.complete, found.uncovered_files, found.uncovered) == (False, 1, (files[2],))
+    assert (found.undecided, found.problems) == (0, ())
+    assert found.rows.to_pylist() == [
+        {"key": 0, "file_path": files[0], "position": 4, "undecided": False, "spec_id": 0, "partition": "{}"}
+    ]
+    before = client.lookup("db.t", pa.table({"id": [5], "name": ["a"]}), index="keys", at=At(snapshot_id=1))
+    assert before.rows.column("position").to_pylist() == [5]
+
+
+def test_rows_of_a_predicate_come_file_by_file(client: SeamarkClient, stored: Stored) -> None:
+    files = [file.path for file in stored.snapshots[-1].data]
+    found = list(client.bitmap("db.t", "id BETWEEN 4 AND 11", deletes=True))
+    assert [(one.file_path, one.positions.tolist(), one.exact) for one in found] == [
+        (files[0], [4, *range(6, 10)], True),
+        (files[1], [0, 1], True),
+    ]
+    assert [one.count for one in client.bitmap("db.t", filter={"type": "eq", "term": "id", "value": 5})] == [1]
+    (file,) = client.bitmap("db.t", "id = 5 AND name = 'a'", at=At(snapshot_id=1))
+    assert (file.positions.tolist(), file.exact) == ([5], False)
+    every = list(client.bitmap("db.t", "name = 'a'"))
+    assert [(one.roaring, one.positions.tolist()) for one in every] == [(None, list(range(10)))] * 3
+
+
+def test_pages_are_followed(served: Served, client: SeamarkClient, stored: Stored) -> None:
+    asked = []
+    request = client._request
+
+    def limited(method: str, path: str, query: dict[str, object], body: bytes, **more: object) -> bytes:
+        asked.append(body)
+        return request(method, path, query, body.replace(b"{", b'{"limit": 1, ', 1), **more)  # type: ignore[arg-type]
+
+    client._request = limited  # type: ignore[method-assign, assignment]
+    assert [one.count for one in client.bitmap("db.t", "id >= 0")] == [10, 10, 10]
+    assert len(asked) == 3
+
+
+def test_what_the_server_refuses_is_told(client: SeamarkClient, stored: Stored) -> None:
+    with pytest.raises(BadRequest, match="No record index is on id"):
+        client.lookup("db.t", {"id": [1]})
+    with pytest.raises(NotFound, match="no index 'nope'"):
+        client.lookup("db.t", {"id": [1]}, index="nope")
+    with pytest.raises(BadRequest, match="not valid SQL"):
+        list(client.bitmap("db.t", "id ="))
+
+
+def test_an_answer_that_is_no_lookup_is_the_servers_failure(client: SeamarkClient) -> None:
+    client._request = lambda *_, **__: keys_stream({"id": [1]})  # type: ignore[method-assign]
+    with pytest.raises(ServerFailed, match="no lookup"):
+        client.lookup("db.t", {"id": [1]})
+    with pytest.raises(KeyError):
+        lookup_of(pa.table({"key": [1]}))

@@ -1,0 +1,63 @@
+"""Merge-on-read that takes the last row of a data file: the file goes, and what it leaves behind are no deletes."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
+from tests.connector.write.test_upserts import create, held, rows
+
+
+def tasks(client: IndexClient) -> list[tuple[int, int]]:
+    """(records, delete files) of each data file."""
+    return sorted((one.records, len(one.deletes)) for one in plan(client, open_table(client, "db.t", CURRENT)))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_data_file_goes_with_its_last_row_and_its_deletes_with_it(client: IndexClient, version: int) -> None:
+    create(client, version=version)
+    append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b"), (3, "de", 1, "c")))
+    append(client, "db.t", rows((4, "de", 1, "d"), (5, "de", 1, "e")))
+    some = delete(client, "db.t", keys=pa.table({"id": [1, 4]}), mode=MERGE_ON_READ)
+    assert (some.files_written, some.files_removed) == (1, 0)
+    assert tasks(client) == [(2, 1), (3, 1)]
+    report = upsert(client, "db.t", rows((2, "fr", 2, "B"), (3, "fr", 2, "C")), keys=["id"], mode=MERGE_ON_READ)
+    assert (report.updated, report.files_written, report.files_removed) == (2, 1, 1)
+    assert tasks(client) == [(2, 0), (2, 1)]
+    assert held(client) == [(2, "fr", 2, "B"), (3, "fr", 2, "C"), (5, "de", 1, "e")]
+    assert delete(client, "db.t", where="id > 0", mode=MERGE_ON_READ).files_written == 0
+    assert tasks(client) == []
+    assert held(client) == []
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_of_which_others_took_rows_meanwhile_is_not_removed_for_them(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """The removal is refused, and done anew from what stands: both deletes are of rows that were there."""
+    create(client, version=version)
+    append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
+    whole = {"where": "id > 0", "mode": MERGE_ON_READ}
+    send, others = IndexClient._request, [1]
+
+    def racing(self: IndexClient, method: str, path: str, *given: object, **more: object) -> object:
+        if path.endswith("/commit") and others:
+            others.pop()
+            delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
+        return send(self, method, path, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(IndexClient, "_request", racing)
+    with pytest.raises(Refused, match="deletes"):
+        delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
+    assert held(client) == [(2, "de", 1, "b")]
+    append(client, "db.t", rows((1, "de", 3, "A")))
+    others.append(1)
+    report = delete(client, "db.t", where="land = 'de'", mode=MERGE_ON_READ)
+    assert (report.attempts, report.deleted) == (2, 1)
+    assert held(client) == []

@@ -1,0 +1,1 @@
+"""What is extracted from Trino statements, and how they are rewritten."""

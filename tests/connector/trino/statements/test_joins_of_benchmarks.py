@@ -1,0 +1,94 @@
+"""In SSB all dimensions with conditions limit the large table; in TPC-H whole arms of the snowflake do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.ssb.queries import QUERIES
+from seamark.connector.plans.async_client import KnownTable
+from seamark.connector.plans.joins import Partner, PlannedScan, partners
+from seamark.connector.trino.statements.scans import scans
+
+MB = 1 << 20
+SSB = {
+    "lineorder": ("lo_custkey lo_partkey lo_suppkey lo_orderdate lo_quantity lo_discount", 1000 * MB),
+    "date": ("d_datekey d_year d_yearmonthnum d_weeknuminyear d_yearmonth", MB),
+    "part": ("p_partkey p_mfgr p_category p_brand1", 100 * MB),
+    "supplier": ("s_suppkey s_nation s_city s_region", 5 * MB),
+    "customer": ("c_custkey c_nation c_city c_region", 50 * MB),
+}
+TPCH = {
+    "lineitem": ("l_orderkey l_partkey l_suppkey l_shipdate l_quantity l_receiptdate l_commitdate", 760 * MB),
+    "orders": ("o_orderkey o_custkey o_orderdate o_orderstatus", 170 * MB),
+    "partsupp": ("ps_partkey ps_suppkey ps_availqty", 115 * MB),
+    "part": ("p_partkey p_name p_brand p_size p_type p_container", 24 * MB),
+    "customer": ("c_custkey c_nationkey c_mktsegment", 24 * MB),
+    "supplier": ("s_suppkey s_nationkey s_comment", MB),
+    "nation": ("n_nationkey n_regionkey n_name", 1000),
+    "region": ("r_regionkey r_name", 1000),
+}
+FILE = Path(__file__).parents[3] / "deploy" / "tpch.sql"
+
+
+def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
+    """What limits each place of the table."""
+    known = {
+        (None, None, name): KnownTable("1", dict.fromkeys(columns.split(), "long"), 1, size, 2)
+        for name, (columns, size) in tables.items()
+    }
+    found = scans(sql, columns_of=lambda names: known[names].columns)
+    chosen = partners({number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}, known)
+    return [shown(each) for place, each in chosen.items() if place.table == (table,)]
+
+
+def shown(each: tuple[Partner, ...]) -> str:
+    told = []
+    for one in each:
+        behind = f" ({shown(one.partners)})" if one.partners else ""
+        told.append(f"{'+'.join(column for column, _ in one.on)}: {one.place.table[0]}{behind}")
+    return ", ".join(sorted(told))
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
+    date, part, supplier, customer = (
+        f"lo_{one}" for one in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
+    )
+    flights = {
+        "Q1": [date],
+        "Q2": [part, supplier],
+        "Q3": [customer, date, supplier],
+        "Q4.1": [customer, part, supplier],
+        "Q4": [customer, date, part, supplier],
+    }
+    expected = flights.get(name) or flights[name.partition(".")[0]]
+    assert limiting(QUERIES[name], "lineorder", SSB) == [", ".join(sorted(expected))]
+
+
+@pytest.mark.parametrize(
+    ("number", "table", "expected"),
+    [
+        (3, "lineitem", ["l_orderkey: orders (o_custkey: customer)"]),
+        (3, "orders", ["o_custkey: customer"]),
+        (
+            5,
+            "lineitem",
+            [
+                "l_orderkey: orders (o_custkey: customer (c_nationkey: nation (n_regionkey: region))), "
+                "l_suppkey: supplier (s_nationkey: nation (n_regionkey: region))"
+            ],
+        ),
+        (9, "lineitem", ["l_partkey+l_suppkey: partsupp (ps_partkey: part), l_partkey: part"]),
+        (11, "partsupp", ["ps_suppkey: supplier (s_nationkey: nation)"] * 2),
+        (17, "lineitem", ["l_partkey: part"]),
+        (20, "partsupp", ["ps_partkey: part"]),
+        (21, "lineitem", ["l_orderkey: orders, l_suppkey: supplier (s_nationkey: nation)"]),
+        (4, "orders", []),
+        (18, "lineitem", []),
+    ],
+)
+def test_arms_of_a_snowflake_limit_as_far_as_they_have_conditions(number: int, table: str, expected: list[str]) -> None:
+    text = "\n".join(line for line in FILE.read_text().splitlines() if not line.startswith("--"))
+    assert limiting(text.split(";")[number - 1], table, TPCH) == expected

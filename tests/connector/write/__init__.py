@@ -1,0 +1,1 @@
+"""Writers: appends, upserts, deletes, buckets, clustering."""

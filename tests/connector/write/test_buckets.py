@@ -1,0 +1,367 @@
+"""Sizes of buckets and advice, and what a resize makes of a partition spec; the command that tells and does both."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType
+
+from seamark.connector.client.errors import BadRequest, Conflict, NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write import buckets
+from seamark.connector.write.appends import append
+from seamark.connector.write.buckets import Resized, bucket_sizes, resize
+from seamark.connector.write.upserts import upsert
+from seamark.metaserver.cli.main import cli
+from tests.connector.write.test_upserts import create, held, rows
+
+
+def bucket(count: int, key: int) -> int:
+    """By PyIceberg."""
+    return int(BucketTransform(count).transform(LongType())(key) or 0)
+
+
+def ids(keys: list[int], land: str | None = None) -> pa.Table:
+    return rows(*((key, land) for key in keys))
+
+
+def loaded(client: IndexClient) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
+    return found
+
+
+def fields(client: IndexClient) -> list[tuple[str, str, int]]:
+    """Of the spec in force: (name, transform, field id)."""
+    metadata = loaded(client)
+    spec = next(one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"])
+    return [(one["name"], one["transform"], one["field-id"]) for one in spec["fields"]]
+
+
+def update(client: IndexClient, *updates: dict[str, Any]) -> None:
+    body = json.dumps({"requirements": [], "updates": list(updates)}).encode()
+    client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
+
+
+def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
+    """Of (name, transform, source id)."""
+    made = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
+    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": made}}
+    update(client, spec, {"action": "set-default-spec", "spec-id": -1})
+
+
+# Sizes
+
+
+def test_each_bucket_is_told_with_its_files_rows_and_bytes(client: IndexClient) -> None:
+    create(client, spec=[("bucket[4]", 1)])
+    for start in (0, 100):
+        append(client, "db.t", ids(list(range(start, start + 100))))
+    (found,) = bucket_sizes(client, "db.t")
+    wanted = [sum(bucket(4, key) == number for key in range(200)) for number in range(4)]
+    assert (found.column, found.field, found.buckets, found.rows.tolist()) == ("id", "p0", 4, wanted)
+    assert found.files.tolist() == [2] * 4
+    listed = client.files("db.t")
+    assert found.bytes.sum() == sum(listed["file_size_in_bytes"].to_pylist()) == found.partition_bytes
+    assert found.largest_bytes == max(found.bytes.tolist())
+    assert (found.shared_files, found.shared_bytes) == (0, 0)
+
+
+def test_files_of_fewer_buckets_count_in_each_that_may_hold_their_rows(client: IndexClient) -> None:
+    create(client)
+    append(client, "db.t", ids([1]))  # in no bucket
+    set_spec(client, ("b", "bucket[2]", 1))
+    key = next(one for one in range(100) if bucket(2, one) == 1)
+    append(client, "db.t", ids([key] * 8))
+    resize(client, "db.t", buckets=4)
+    fine = next(one for one in range(100) if bucket(4, one) == 3)
+    append(client, "db.t", ids([fine] * 5))
+    (found,) = bucket_sizes(client, "db.t")
+    assert found.files.tolist() == [1, 2, 1, 3]
+    assert found.rows.tolist() == [1, 4, 0, 9]  # one of four buckets has the row, no matter which
+    assert found.shared_files == 2
+    sizes = {one["spec_id"]: one["file_size_in_bytes"] for one in client.files("db.t").to_pylist()}
+    assert found.shared_bytes == sizes[0] + sizes[1]
+    assert abs(int(found.bytes[3]) - (sizes[0] / 4 + sizes[1] / 2 + sizes[2])) < 1
+    update(client, {"action": "set-default-spec", "spec-id": 1})
+    (coarse,) = bucket_sizes(client, "db.t")
+    assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
+
+
+def test_more_buckets_than_any_memory_holds_are_refused_by_their_number(client: IndexClient) -> None:
+    create(client, spec=[("bucket[1048576]", 1)])
+    append(client, "db.t", ids([1, 2]))
+    (found,) = bucket_sizes(client, "db.t")
+    assert (found.buckets, found.rows.sum()) == (1 << 20, 2)
+    set_spec(client, ("b", "bucket[1048577]", 1))
+    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; the sizes of 1,048,576 at most"):
+        bucket_sizes(client, "db.t")
+
+
+def test_the_advice_is_the_doubling_at_which_a_bucket_is_about_as_large_as_wanted(client: IndexClient) -> None:
+    create(client, spec=[("bucket[4]", 1)])
+    append(client, "db.t", ids(list(range(1000))))
+    total = int(bucket_sizes(client, "db.t")[0].bytes.sum())
+    for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
+        (found,) = bucket_sizes(client, "db.t", target_bytes=total // share)
+        assert found.advice == advice, f"buckets of a {share}th of the table"
+    with pytest.raises(ValueError, match="target_bytes is 0"):
+        bucket_sizes(client, "db.t", target_bytes=0)
+
+
+def test_buckets_of_partitions_are_measured_within_the_partition_where_the_middle_byte_lies(
+    client: IndexClient,
+) -> None:
+    create(client, spec=[("identity", 2), ("bucket[2]", 1)])
+    for land, count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
+        append(client, "db.t", ids(list(range(count)), land))
+    (found,) = bucket_sizes(client, "db.t")
+    by_land: dict[str, int] = {}
+    listed = client.files("db.t")
+    for text, size in zip(*(listed[name].to_pylist() for name in ("partition", "file_size_in_bytes")), strict=True):
+        land = json.loads(text)["p0"]
+        by_land[land] = by_land.get(land, 0) + size
+    assert found.partition_bytes in (by_land["de"], by_land["fr"])
+    assert int(found.bytes.sum()) == sum(by_land.values())
+    assert bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
+
+
+def test_a_table_without_rows_or_without_buckets_has_nothing_to_measure(client: IndexClient) -> None:
+    create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
+    found = bucket_sizes(client, "db.t")
+    assert [(one.column, one.buckets, one.advice, one.skew) for one in found] == [
+        ("id", 4, 4, 1.0),
+        ("land", 2, 2, 1.0),
+    ]
+    append(client, "db.t", rows((1, None)))
+    assert [one.rows.sum() for one in bucket_sizes(client, "db.t")] == [1, 0]  # null is in no bucket
+    create(client, "plain", spec=[("truncate[4]", 1)])
+    assert bucket_sizes(client, "db.plain") == []
+
+
+# Resize
+
+
+def test_a_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
+    create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
+    append(client, "db.t", ids([1, 2, 3], "de"))
+    before = loaded(client)
+    assert resize(client, "db.t", buckets=16) == Resized("id", 8, 16, 1)
+    assert fields(client) == [
+        ("p0", "identity", 1000),
+        ("id_bucket_16", "bucket[16]", 1003),
+        ("p2", "truncate[2]", 1002),
+    ]
+    after = loaded(client)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed <= {"partition-specs", "default-spec-id", "last-partition-id", "last-updated-ms", "metadata-log"}
+    assert held(client) == [(1, "de", None, None), (2, "de", None, None), (3, "de", None, None)]
+
+
+def test_a_resize_that_is_done_already_changes_nothing(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    resize(client, "db.t", buckets=64)  # three doublings in one
+    location = loaded(client)
+    assert resize(client, "db.t", buckets=64) == Resized("id", 64, 64, 1)
+    assert loaded(client) == location
+
+
+def test_buckets_that_a_table_had_once_are_the_same_field_again(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    resize(client, "db.t", buckets=16)
+    resize(client, "db.t", buckets=32)
+    assert fields(client) == [("id_bucket_32", "bucket[32]", 1002)]
+    update(client, {"action": "set-default-spec", "spec-id": 0})
+    assert resize(client, "db.t", buckets=16).spec_id == 1
+    assert fields(client) == [("id_bucket_16", "bucket[16]", 1001)]
+
+
+def test_no_name_of_a_field_is_given_to_another_one(client: IndexClient) -> None:
+    create(client, spec=[("bucket[2]", 1)])
+    update(
+        client,
+        {
+            "action": "add-schema",
+            "schema": {
+                "type": "struct",
+                "fields": [
+                    {"id": 1, "name": "id", "required": True, "type": "long"},
+                    {"id": 2, "name": "land", "required": False, "type": "string"},
+                    {"id": 5, "name": "id_bucket_4", "required": False, "type": "int"},
+                ],
+            },
+        },
+        {"action": "set-current-schema", "schema-id": -1},
+    )
+    set_spec(client, ("id_bucket_4_2", "bucket[4]", 2), ("p0", "bucket[2]", 1))
+    resize(client, "db.t", buckets=4, column="id")
+    assert [one[:2] for one in fields(client)] == [("id_bucket_4_2", "bucket[4]"), ("id_bucket_4_3", "bucket[4]")]
+
+
+def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClient) -> None:
+    create(client, version=1, spec=[("bucket[2]", 1), ("identity", 2)])
+    append(client, "db.t", ids([1, 2, 3], "de"))
+    resize(client, "db.t", buckets=4)
+    assert fields(client) == [("p0", "void", 1000), ("p1", "identity", 1001), ("id_bucket_4", "bucket[4]", 1002)]
+    append(client, "db.t", ids([4, 5, 6], "fr"))
+    resize(client, "db.t", buckets=8)
+    assert [one[1:] for one in fields(client)] == [
+        ("void", 1000),
+        ("identity", 1001),
+        ("void", 1002),
+        ("bucket[8]", 1003),
+    ]
+    append(client, "db.t", ids([7], "it"))
+    assert [one[:2] for one in held(client)] == [
+        *((n, "de") for n in (1, 2, 3)),
+        *((n, "fr") for n in (4, 5, 6)),
+        (7, "it"),
+    ]
+    (found,) = bucket_sizes(client, "db.t")
+    assert found.buckets == 8
+    assert found.shared_files == len({bucket(2, key) for key in (1, 2, 3)}) + len({bucket(4, key) for key in (4, 5, 6)})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (4, "8 buckets, and 4 are fewer: buckets are only made more"),
+        (1, "are only made more"),
+        (12, "12 is not 8 doubled: 16, 32, 64"),
+        (24, "24 is not 8 doubled"),
+        (0, "0 is not 8 doubled"),
+        (-16, "-16 is not 8 doubled"),
+        (2**31, "the width must be between 1 and"),
+    ],
+)
+def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient, wanted: int, told: str) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    with pytest.raises(BadRequest, match=told):
+        resize(client, "db.t", buckets=wanted)
+    assert fields(client) == [("p0", "bucket[8]", 1000)]
+
+
+def test_what_buckets_are_meant_has_to_be_clear(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
+    with pytest.raises(BadRequest, match="buckets of id, land; say which"):
+        resize(client, "db.t", buckets=16)
+    with pytest.raises(BadRequest, match="no buckets of note; it has those of id, land"):
+        resize(client, "db.t", buckets=16, column="note")
+    resize(client, "db.t", buckets=16, column="land")
+    assert fields(client) == [("p0", "bucket[8]", 1000), ("land_bucket_16", "bucket[16]", 1002)]
+    create(client, "plain", spec=[("truncate[8]", 1)])
+    with pytest.raises(BadRequest, match="no buckets; add them first"):
+        resize(client, "db.plain", buckets=16)
+    with pytest.raises(NotFound):
+        resize(client, "db.nope", buckets=16)
+
+
+def test_a_resize_is_tried_again_where_others_change_the_spec(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    both = ("p0", "bucket[8]", 1)
+    others = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
+    real = buckets._update
+
+    def overtaken(*given: Any) -> Any:
+        if others:
+            set_spec(client, *others.pop(0))
+        return real(*given)
+
+    monkeypatch.setattr(buckets, "_update", overtaken)
+    monkeypatch.setattr(buckets, "_WAIT_S", 0)
+    assert resize(client, "db.t", buckets=16) == Resized("id", 8, 16, 3)
+    assert others == []
+    assert [one[0] for one in fields(client)] == ["note", "id_bucket_16"]
+
+
+def test_who_is_always_overtaken_gives_up(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+
+    def refused(*_: object) -> None:
+        raise Conflict("Requirement failed", status=409)
+
+    monkeypatch.setattr(buckets, "_update", refused)
+    monkeypatch.setattr(buckets, "_WAIT_S", 0)
+    with pytest.raises(Conflict):
+        resize(client, "db.t", buckets=16)
+
+
+def test_of_several_who_double_at_once_each_gets_the_same_buckets(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    with ThreadPoolExecutor(6) as pool:
+        done = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
+    assert {one.result().buckets for one in done} == {16}
+    assert len(loaded(client)["partition-specs"]) == 2
+
+
+def test_a_key_is_looked_for_in_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    append(client, "db.t", ids(list(range(400))))
+    for count in (16, 32, 64):
+        resize(client, "db.t", buckets=count)
+    # Every other one, so that old files keep rows and stay.
+    upsert(client, "db.t", ids(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
+    kept = client.explain("db.t", "id = 7", files=True).kept
+    assert kept is not None
+    found = {tuple(one["partition"].items()) for one in kept}
+    assert found == {(("p0", bucket(8, 7)),), (("id_bucket_64", bucket(64, 7)),)}
+    assert len(kept) == 2
+
+
+# The command
+
+
+def seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
+    """(exit code, everything printed)."""
+    done = CliRunner().invoke(cli, ["buckets", *arguments], env={"SEAMARK_URL": client.url}, prog_name="seamark")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
+    create(client, spec=[("bucket[4]", 1)])
+    append(client, "db.t", ids(list(range(1000))))
+    code, text = seamark(client, "db.t")
+    assert (code, "id" in text, "--resize" in text) == (0, True, False), text
+    size = int(bucket_sizes(client, "db.t")[0].bytes.sum())
+    code, text = seamark(client, "db.t", "--target-bytes", str(size // 16))
+    assert (code, "seamark buckets db.t --resize 16" in text) == (0, True), text
+    code, text = seamark(client, "db.t", "--double")
+    assert (code, "id: 8 buckets from now on (partition spec 1)" in text) == (0, True), text
+    code, text = seamark(client, "db.t", "--resize", "8", "--column", "id")
+    assert (code, "id: 8 buckets from now on, as before" in text) == (0, True), text
+    assert "4 files (" in seamark(client, "db.t")[1]
+    _, text = seamark(client, "db.t", "--json")
+    (told,) = json.loads(text[text.index("\n[\n") :])  # logs share the output
+    assert (told["buckets"], told["advice"], len(told["sizes"]), told["shared-files"]) == (8, 8, 8, 4)
+    assert sum(one["rows"] for one in told["sizes"]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("db.t", "--resize", "4"), 2, "only made more"),
+        (("db.t", "--resize", "10"), 2, "not 8 doubled"),
+        (("db.t", "--resize", "0"), 2, "--resize"),
+        (("db.t", "--resize", "16", "--double"), 2, "set one of them"),
+        (("db.t", "--column", "note"), 2, "buckets of id only"),
+        (("db.plain", "--double"), 2, "has no buckets"),
+        (("db.nope",), 1, "does not exist"),
+        (("t",), 2, "names no table"),
+    ],
+)
+def test_what_is_refused_is_told_in_one_line(
+    client: IndexClient, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    create(client, "plain")
+    found, text = seamark(client, *arguments)
+    assert (found, told in text) == (code, True), text
+    assert "Traceback" not in text

@@ -1,0 +1,256 @@
+"""Buckets doubled while writers go on: no commit fails or is done anew for it, and every snapshot is as a plain dict
+has it, by our reader and by PyIceberg. The model knows rows and nothing of buckets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event, Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.client.client import At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.buckets import bucket_sizes, resize
+from seamark.connector.write.upserts import Report, upsert
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_buckets import bucket
+from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts_history import Step, in_model
+from tests.waits import block_until
+
+DOUBLINGS = (16, 32, 64)
+
+
+@dataclass
+class Taken:
+    """A step that was committed; the spec in force before and after it."""
+
+    step: Step
+    attempts: int
+    seconds: float
+    specs: tuple[int, int]
+
+
+@dataclass
+class Writers:
+    """What they have in common: numbers of steps, what was taken, and when to stop."""
+
+    url: str
+    spec_id: int = 0
+    taken: dict[int, Taken] = field(default_factory=dict)
+    stop: Event = field(default_factory=Event)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _lock: Lock = field(default_factory=Lock)
+
+    def run(self, made: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
+        """One writer: step after step until it is told to stop; how many."""
+        client, count = IndexClient(self.url), 0
+        try:
+            while not self.stop.is_set():
+                with self._lock:
+                    number = next(self._numbers)
+                step, before, begun = made(number), self.spec_id, time.monotonic()
+                report = write(client, step)
+                attempts = 1 if report is None else report.attempts
+                self.taken[number] = Taken(step, attempts, time.monotonic() - begun, (before, self.spec_id))
+                count += 1
+        finally:
+            client.close()
+            self.stop.set()  # who fails ends the others, too
+        return count
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more steps are taken."""
+        until = len(self.taken) + more
+        for _ in range(6000):
+            if len(self.taken) >= until or self.stop.is_set():
+                return
+            time.sleep(0.01)
+        raise AssertionError("the writers stand still")
+
+    def wait_for_both(self, steps: int) -> None:
+        """Until there are so many steps of either writer."""
+
+        def taken() -> bool:
+            appends = sum(one.step.kind == "append" for one in list(self.taken.values()))
+            return min(appends, len(self.taken) - appends) >= steps
+
+        block_until(lambda: taken() or self.stop.is_set())
+
+
+def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
+    return {"id": key, "land": rng.choice(("de", "fr", None)), "ts": rng.randrange(100), "note": f"of {number}"}
+
+
+def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
+    """Upserts of some of 300 keys, whole rows or one column."""
+    rng = random.Random(seed)
+
+    def made(number: int) -> Step:
+        given = [row(rng, key, number) for key in rng.sample(range(300), 6)]
+        return Step(number, rng.choice(("upsert", "partial")), given, None, mode)
+
+    def write(client: IndexClient, step: Step) -> Report:
+        columns = ["note"] if step.kind == "partial" else None
+        given = pa.Table.from_pylist(step.rows, ARROW)
+        said = {"step": str(step.number)}
+        return upsert(client, "db.t", given, keys=["id"], columns=columns, mode=mode, summary=said)
+
+    return made, write
+
+
+def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
+    """Appends of keys that nobody else has."""
+    rng, fresh = random.Random(seed), itertools.count(10_000)
+
+    def made(number: int) -> Step:
+        return Step(number, "append", [row(rng, next(fresh), number) for _ in range(4)])
+
+    def write(client: IndexClient, step: Step) -> None:
+        append(client, "db.t", pa.Table.from_pylist(step.rows, ARROW), summary={"step": str(step.number)})
+
+    return made, write
+
+
+def double(client: IndexClient, writers: Writers) -> None:
+    """Three times, with the writers at work before, between and after."""
+    writers.wait_for(4)
+    for count in DOUBLINGS:
+        writers.spec_id = resize(client, "db.t", buckets=count).spec_id
+        writers.wait_for(6)
+
+
+def snapshots(client: IndexClient) -> list[dict[str, Any]]:
+    metadata = json.loads(client.load_table("db.t", history=True).metadata)
+    return sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+
+
+def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, note: str) -> None:
+    """Every snapshot is what its step makes of the one before; no step is lost or there twice."""
+    model: dict[int, dict[str, Any]] = {}
+    left = dict(taken)
+    with catalog_at(client.url) as catalog:
+        theirs = catalog.load_table("db.t")
+        for one in snapshots(client):
+            number = int(one["summary"]["step"])
+            model = left.pop(number).step.on(model)
+            wanted, told = in_model(model), f"{note}, after step {number}"
+            assert held(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, told
+            if version == 2:  # the version that PyIceberg reads with deletes
+                found = theirs.scan(snapshot_id=one["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                assert [tuple(values.values()) for values in found.to_pylist()] == wanted, told
+    assert left == {}, f"{note}: lost"
+
+
+def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> None:
+    """Each data file is of the spec that was in force, and its rows are of its bucket."""
+    counts = dict(enumerate((8, *DOUBLINGS)))
+    of_spec = dict.fromkeys(counts, 0)
+    for one in snapshots(client):
+        added = client.files("db.t", content="data", at=At(snapshot_id=one["snapshot-id"])).to_pylist()
+        step = taken[int(one["summary"]["step"])]
+        for file in (file for file in added if file["snapshot_id"] == one["snapshot-id"]):
+            assert step.specs[0] <= file["spec_id"] <= step.specs[1], f"{note}, step {step}: {file}"
+            (number,) = json.loads(file["partition"]).values()
+            keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
+            assert {bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
+            of_spec[file["spec_id"]] += 1
+    assert all(of_spec.values()), f"{note}: each of the specs has files"
+
+
+def judge_plans(client: IndexClient, note: str) -> None:
+    """An equality reads one bucket of each number of them, and whoever has the key is in it."""
+    names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
+    for key in (1, 77, 299, 10_003):
+        kept = client.explain("db.t", f"id = {key}", files=True).kept
+        assert kept is not None
+        found = {pair for one in kept for pair in one["partition"].items()}
+        assert found <= {(name, bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "version", "properties"),
+    [(MODES[0], 2, {}), (MODES[1], 2, {}), (MODES[0], 3, BY_ID), (MODES[1], 3, BY_ID)],
+    ids=["merge-on-read", "copy-on-write", "vectors and a record index", "copy-on-write and a record index"],
+)
+def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
+    client: IndexClient, mode: str, version: int, properties: dict[str, str]
+) -> None:
+    seed = 7
+    note = f"seed {seed}, {mode}, version {version}"
+    create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
+    writers = Writers(client.url)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(writers.run, *changing(seed, mode)), pool.submit(writers.run, *adding(seed))]
+        try:
+            double(client, writers)
+            writers.wait_for_both(4)
+        finally:
+            writers.stop.set()
+        counts = [one.result(60) for one in running]
+    assert min(counts) > 3, note
+    assert {one.attempts for one in writers.taken.values()} == {1}, f"{note}: a resize is no reason to do it again"
+    judge_rows(client, writers.taken, version, note)
+    judge_files(client, writers.taken, note)
+    judge_plans(client, note)
+    (sizes,) = bucket_sizes(client, "db.t")
+    assert (sizes.buckets, sizes.shared_files > 0) == (64, True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_begun_before_a_resize_is_committed_as_it_is(
+    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
+    before = files_of(served)
+    tried = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
+    report = upsert(client, "db.t", rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
+    assert (report.attempts, tried[0]) == (1, 1)
+    assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
+    assert len(files_of(served) - before) == report.files_written
+    again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
+    assert (again.attempts, again.updated) == (1, 10)
+    assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
+    lands = [one[1] for one in held(client)]
+    assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stale_bucket_and_a_new_one_of_the_same_keys_collide(
+    client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both writers have the key 5, the one by the spec of 8 buckets, the other by that of 16: one is done anew."""
+    create(client, spec=[("bucket[8]", 1)])
+    upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
+    other = next(key for key in range(40) if bucket(8, key) != bucket(8, 5))
+
+    def overtake() -> None:
+        resize(client, "db.t", buckets=16)
+        upsert(client, "db.t", rows((5, "theirs", 1)), keys=["id"], mode=mode)
+
+    meanwhile(monkeypatch, overtake)
+    report = upsert(client, "db.t", rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
+    assert (report.attempts, report.updated) == (2, 1)
+    assert [one for one in held(client) if one[0] == 5] == [(5, "ours", 1, None)]
+
+    def elsewhere() -> None:
+        resize(client, "db.t", buckets=32)
+        upsert(client, "db.t", rows((other, "theirs")), keys=["id"], mode=mode)
+
+    meanwhile(monkeypatch, elsewhere)
+    report = upsert(client, "db.t", rows((5, "again")), keys=["id"], mode=mode)
+    assert (report.attempts, report.updated) == (1, 1)  # writers of different buckets never meet
+    assert {one[0]: one[1] for one in held(client)} == dict.fromkeys(range(40), "old") | {5: "again", other: "theirs"}

@@ -1,0 +1,314 @@
+"""Delete files that are written, as PyIceberg, the server and we ourselves read them."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyroaring
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.deleted_rows import Deletes
+from seamark.connector.write.appends import write_batches
+from seamark.connector.write.delete_files import (
+    DeletedRows,
+    WrittenDeletes,
+    encode_vector,
+    write_deletes,
+    write_equality_deletes,
+)
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.keys.delete_files import DeleteFile, Positions, decoded
+from tests.connector.write.written import by_column, spec, table, target
+
+SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))
+
+
+def longs(*positions: int) -> Any:
+    return np.array(positions, dtype=np.int64)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [one for one in folder.rglob("*") if one.is_file()]
+
+
+def path_of(file: dict[str, Any]) -> Path:
+    return Path(file["file-path"].removeprefix("file://"))
+
+
+def rows_of(file: dict[str, Any], path: str) -> list[int]:
+    """What a delete file says of a data file, as the server reads it."""
+    data = path_of(file).read_bytes()
+    offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
+    named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
+    found = decoded(
+        data[offset : offset + length],
+        DeleteFile(file["file-path"], *named, offset, length, ()),
+        (),
+        limit_bytes=1 << 20,
+    )
+    assert isinstance(found, Positions)
+    return found.of(path).tolist()
+
+
+POSITIONS = st.lists(
+    st.integers(0, 300) | st.integers(0, 2**20) | st.integers(2**32 - 3, 2**32 + 3) | st.integers(0, 2**62), min_size=1
+)
+
+
+@given(POSITIONS)
+def test_a_vector_is_the_one_that_the_specification_describes(positions: list[int]) -> None:
+    distinct = sorted(set(positions))
+    blob = encode_vector(longs(*distinct))
+    assert struct.unpack(">I", blob[:4])[0] == len(blob) - 8
+    assert blob[4:8].hex() == "d1d33964"
+    assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
+    whole = pyroaring.BitMap64.deserialize(blob[8:-4])
+    assert list(whole) == distinct
+    whole.run_optimize()
+    assert blob[8:-4] == whole.serialize(), "keys ascend, and bitmaps are portable"
+
+
+def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA)
+    given = {"file:///a.parquet": [3, 1, 4, 1, 5], "file:///ü.parquet": list(range(100, 9000)), "file:///none": []}
+    rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in given.items()]
+    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
+    assert written.removed == ()
+    (puffin,) = files_in(tmp_path)
+    read = {
+        one.referenced_data_file: one.to_vector()
+        for one in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
+    }
+    expected = {path: sorted(set(positions)) for path, positions in given.items() if positions}
+    assert {path: column.to_pylist() for path, column in read.items()} == expected
+    for file in written.files:
+        made = decode_content_file(file, metadata)
+        assert made.file_size_in_bytes == puffin.stat().st_size
+        assert made.referenced_data_file is not None
+        assert rows_of(file, made.referenced_data_file) == expected[made.referenced_data_file]
+        assert made.record_count == len(expected[made.referenced_data_file])
+
+
+def test_a_vector_takes_in_what_was_deleted_before_and_says_what_it_replaces(tmp_path: Path) -> None:
+    older, metadata = table(tmp_path, SCHEMA, version=2), table(tmp_path, SCHEMA)
+    reader = Deletes(Storage(), metadata)
+    a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
+    both = write_deletes(target(older), [DeletedRows(one, 0, [], longs(7)) for one in (a, b)], reader).files
+    own = write_deletes(target(older), [DeletedRows(b, 0, [], longs(8))], reader).files
+    first = write_deletes(target(metadata), [DeletedRows(c, 0, [], longs(1, 2))], reader).files
+    keys = write_equality_deletes(target(metadata), pa.table({"id": [9]}), ["id"]).files
+    rows = [
+        DeletedRows(a, 0, [], longs(0), [*both, *keys]),
+        DeletedRows(b, 0, [], longs(0), [*both, *own]),
+        DeletedRows(c, 0, [], longs(2, 3), first),
+    ]
+    written = write_deletes(target(metadata), rows, reader)
+    found = {file["referenced-data-file"]: rows_of(file, file["referenced-data-file"]) for file in written.files}
+    assert found == {a: [0, 7], b: [0, 7, 8], c: [1, 2, 3]}
+    assert list(written.removed) == [
+        {"file-path": own[0]["file-path"]},
+        {"file-path": first[0]["file-path"], "content-offset": first[0]["content-offset"]},
+    ]
+
+
+def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Path) -> None:
+    """As files have them that were merged of several; Java's readers take them, too."""
+    metadata, path = table(tmp_path, SCHEMA), "file:///a.parquet"
+    reader = Deletes(Storage(), metadata)
+    (file,) = write_deletes(
+        target(table(tmp_path, SCHEMA, version=2)), [DeletedRows(path, 0, [], longs(1, 3))], reader
+    ).files
+    rows = pq.read_table(path_of(file))
+    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # 1, 1, 3
+    assert reader.of(path, [file]).positions.tolist() == [1, 3]
+    written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
+    (vector,) = written.files
+    assert rows_of(vector, path) == [1, 2, 3]
+
+
+def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA)
+    reader = Deletes(Storage(), metadata)
+    first = write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
+    again = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
+    assert write_deletes(target(metadata), again, reader) == WrittenDeletes()
+    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), again[1:], reader) == WrittenDeletes()
+    assert len(files_in(tmp_path)) == 1
+
+
+def test_a_delete_file_that_cannot_be_read_brings_no_row_back(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA)
+    first = write_deletes(
+        target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], Deletes(Storage(), metadata)
+    )
+    data = bytearray(path_of(first.files[0]).read_bytes())
+    data[first.files[0]["content-offset"] + 20] ^= 1
+    path_of(first.files[0]).write_bytes(data)
+    row = DeletedRows("file:///a", 0, [], longs(5), first.files)
+    with pytest.raises(Unreadable, match="checksum"):
+        write_deletes(target(metadata), [row], Deletes(Storage(), metadata))
+    first.discard(Storage())
+    with pytest.raises(Unreadable, match="puffin"):
+        write_deletes(target(metadata), [row], Deletes(Storage(), metadata))
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_position_deletes_are_sorted_and_can_be_left_out_by_their_bounds(tmp_path: Path, by_file: bool) -> None:
+    properties = {
+        "write.delete.granularity": "file" if by_file else "partition",
+        "write.delete.parquet.compression-codec": "gzip",
+    }
+    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=properties, version=2)
+    long = "file:///" + "x" * 5000
+    given = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
+    rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in given]
+    written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
+    assert len(written.files) == (4 if by_file else 3)
+    seen = []
+    for file in written.files:
+        decode_content_file(file, metadata)
+        with pq.ParquetFile(path_of(file)) as opened:
+            assert [opened.schema_arrow.field(n).name for n in (0, 1)] == ["file_path", "pos"]
+            assert [int(opened.schema_arrow.field(n).metadata[b"PARQUET:field_id"]) for n in (0, 1)] == [
+                2147483546,
+                2147483545,
+            ]
+            assert opened.metadata.row_group(0).column(0).compression == "GZIP"
+            assert opened.metadata.metadata[b"delete-type"] == b"position"
+            rows_in = opened.read().to_pydict()
+        paths = sorted(set(rows_in["file_path"]))
+        pairs = list(zip(rows_in["file_path"], rows_in["pos"], strict=True))
+        assert pairs == [(path, position) for path in paths for position in (1, 5, 2**40)]
+        lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+        assert (lower[2147483546].decode(), upper[2147483546].decode()) == (paths[0], paths[-1])
+        assert struct.unpack("<qq", lower[2147483545] + upper[2147483545]) == (1, 2**40)
+        assert file.get("referenced-data-file") == (paths[0] if len(paths) == 1 else None)
+        assert file.get("sort-order-id") is None
+        seen.extend((path, file["partition"]) for path in paths)
+    assert sorted(seen, key=str) == sorted(given, key=str)
+
+
+def test_equality_deletes_lie_in_the_partitions_of_their_keys(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2), ("bucket[2]", 1)))
+    to = target(metadata)
+    keys = pa.table({"land": ["de", "fr", None, "de"], "id": [1, 1, None, 7], "ratio": [0.0] * 4})
+    written = write_equality_deletes(to, keys, ["id", "land"])
+    held = []
+    for file in written.files:
+        assert decode_content_file(file, metadata).equality_ids == (1, 2)
+        with pq.ParquetFile(path_of(file)) as opened:
+            rows = opened.read().to_pylist()
+        assert {row["land"] for row in rows} == {file["partition"][0]}
+        held.extend(rows)
+    assert sorted(held, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
+    everywhere = write_equality_deletes(to, keys, ["id"], spec=UNPARTITIONED)
+    assert [file["partition"] for file in everywhere.files] == [[]]
+    assert everywhere.files[0]["record-count"] == 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (["id"], r"partitioned by land, not in the key id"),
+        (["land", "ratio"], "ratio"),
+        (["land", "nothing"], "no column nothing"),
+        ([], "at least one"),
+        (["land", "land"], "each once"),
+    ],
+)
+def test_columns_that_make_no_key_are_refused(tmp_path: Path, columns: list[str], says: str) -> None:
+    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)))
+    keys = pa.table({"id": [1], "land": ["de"], "ratio": [0.5]})
+    with pytest.raises(Unwritable, match=says):
+        write_equality_deletes(target(metadata), keys, columns)
+    assert files_in(tmp_path) == []
+
+
+def test_each_version_of_the_format_has_its_own_deletes(tmp_path: Path) -> None:
+    def made(version: int) -> tuple[TableMetadata, Deletes]:
+        metadata = table(tmp_path, SCHEMA, version=version)
+        return metadata, Deletes(Storage(), metadata)
+
+    row = [DeletedRows("file:///a", 0, [], longs(1))]
+    for version, form in ((2, "PARQUET"), (3, "PUFFIN")):
+        metadata, reader = made(version)
+        assert write_deletes(target(metadata), row, reader).files[0]["file-format"] == form
+    for refused in (
+        lambda to: write_deletes(to, row, made(1)[1]),
+        lambda to: write_equality_deletes(to, pa.table({"id": [1]}), ["id"]),
+    ):
+        with pytest.raises(Unwritable, match="version 1"):
+            refused(target(made(1)[0]))
+
+
+def test_what_is_no_row_is_refused(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA)
+    reader = Deletes(Storage(), metadata)
+    with pytest.raises(ValueError, match="no row -1"):
+        write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3, -1))], reader)
+    with pytest.raises(ValueError, match="given twice"):
+        write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(3))] * 2, reader)
+
+
+def test_our_own_reader_leaves_out_what_was_deleted(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA)
+    to, reader = target(metadata), Deletes(Storage(), metadata)
+    (file,) = write_batches(to, pa.table({"id": list(range(10))}).to_batches()).files
+    path = file["file-path"]
+    deletes: tuple[dict[str, Any], ...] = ()
+    for gone in ((3, 4), (4, 9), (0,)):
+        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*gone), deletes)], reader).files
+    mask = reader.of(path, deletes).by_position(0, 10)
+    assert mask is not None
+    assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_data_file_of_which_no_row_is_left_is_removed_itself(tmp_path: Path, version: int) -> None:
+    metadata = table(tmp_path, SCHEMA, version=version)
+    made, reader = target(metadata), Deletes(Storage(), metadata)
+    a, b = "file:///a.parquet", "file:///b.parquet"
+    first = write_deletes(
+        made, [DeletedRows(a, 0, [], longs(0, 2), (), 4), DeletedRows(b, 0, [], longs(1), (), 2)], reader
+    )
+    assert first.removed == ()
+    before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
+    known = files_in(tmp_path)
+    second = write_deletes(made, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
+    assert (second.files, second.removed) == ((), ({"file-path": a},)), "with the deletes that are its own"
+    assert files_in(tmp_path) == known
+    rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
+    third = write_deletes(made, rows, reader)
+    assert third.removed[0] == {"file-path": b}
+    assert [rows_of(file, a) for file in third.files] == [[0, 1, 2] if version == 3 else [1]]
+    assert all(rows_of(file, b) == [] for file in third.files if version == 2)
+
+
+def test_a_data_file_stays_where_it_is_not_known_that_no_row_is_left(tmp_path: Path) -> None:
+    """Which rows equality deletes took no position says; and rows that are deleted twice count once."""
+    metadata = table(tmp_path, SCHEMA)
+    made, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
+    by_key = write_equality_deletes(made, pa.table({"id": [1]}), ["id"]).files
+    (written,) = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
+    assert rows_of(written, a) == [0, 1]
+    again = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    assert again == WrittenDeletes()
+    unknown = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
+    assert (len(unknown.files), unknown.removed) == (1, ())

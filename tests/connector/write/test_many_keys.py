@@ -1,0 +1,72 @@
+"""Keys of which a plan is asked for one by one leave out the files that lie between them; and of many keys the answers
+of an index are taken, however long they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.row_answers import Lookup
+from seamark.connector.read.tables import ScanTask, open_table
+from seamark.connector.write.appends import WrittenFiles, append, destination, write_batches
+from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate
+from seamark.connector.write.upserts import MERGE_ON_READ, delete
+from tests.connector.write.test_upserts import BY_ID, create, rows
+
+FILES, ROWS = 120, 4
+
+
+@pytest.mark.parametrize(("bytes_max", "read"), [(4 << 20, FILES // 2), (100, FILES)])
+def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch, bytes_max: int, read: int
+) -> None:
+    monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
+    monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
+    create(client)
+    into = destination(client, "db.t")
+    parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
+    written = [write_batches(into.target, rows(*((one, "de", 1, "n") for one in part)).to_batches()) for part in parts]
+    into.commit(client, WrittenFiles.joined(written))
+    chosen = [ROWS * number + number % ROWS for number in range(0, FILES, 2)]
+    assert len(chosen) > RANGES_MAX
+    report = delete(client, "db.t", keys=pa.table({"id": chosen}), mode=MERGE_ON_READ)
+    assert report.deleted == len(chosen)
+    assert read - RANGES_MAX <= report.files_read <= read
+
+
+def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_taken(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One path of a MiB in the place of thousands of usual length. Each answer has a dictionary of its own."""
+    create(client, properties=BY_ID)
+    append(client, "db.t", rows((1, "de")))
+    count, path = 2100, "p" * (1 << 20)
+    asked: list[int] = []
+
+    def answer(*_: Any, **__: Any) -> Lookup:
+        first = sum(asked)
+        asked.append(min(700, count - first))
+        paths = ["q", path][:: 1 if len(asked) % 2 else -1]
+        codes = pa.array([paths.index(path)] * asked[-1], pa.int32())
+        found = {
+            "key": pa.array(range(asked[-1])),
+            "file_path": pa.DictionaryArray.from_arrays(codes, pa.array(paths)),
+            "position": pa.array(range(first, first + asked[-1])),
+            "undecided": pa.array([False] * asked[-1]),
+        }
+        return Lookup(1, "ids", pa.table(found), 0, True, 0, (), 0, ())
+
+    monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS", 700)
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
+    task = ScanTask({"file-path": path, "record-count": count}, ())
+    monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
+    opened = open_table(client, "db.t", CURRENT)
+    found = locate(client, opened, BatchKeys(key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
+    (file,) = found.files  # and nothing of the path that no row has
+    assert file.positions.tolist() == file.keys.tolist() == list(range(count))
+    assert asked == [700] * 3
+    assert not found.read

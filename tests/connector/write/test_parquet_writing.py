@@ -1,0 +1,583 @@
+"""Data files as other readers see them, and what their ContentFiles say of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, IsNaN, IsNull, LessThanOrEqual
+from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.schema import sanitize_column_names
+
+from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform, file_name_of
+from seamark.connector.parquet.metrics import lower_bound, modes_of, upper_bound
+from seamark.connector.write.data_files import data_file, data_file_writer
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from seamark.metaserver.iceberg.types.values import FLOATS, decode
+from tests.connector.read import typed
+from tests.connector.write.written import (
+    EVERY_TYPE,
+    by_column,
+    conformed,
+    every_type,
+    order,
+    read_by_pyiceberg,
+    table,
+    target,
+    their_file,
+    their_metadata,
+)
+
+KINDS = list(typed.SAMPLES)
+
+
+def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
+    rng = random.Random(seed)
+    columns = {kind: typed.column(rng, kind, count, nulls) for kind in KINDS}
+    return every_type(columns, [rng.randrange(12) for _ in range(count)])
+
+
+def write_data_file(
+    rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
+) -> dict[str, Any]:
+    """One data file, of no partition; its ContentFile."""
+    made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
+    if to.ordering is not None:
+        made = to.ordering.sorted(made)
+    writer = data_file_writer(to, location)
+    try:
+        step = row_group_rows or max(1, made.num_rows)
+        for start in range(0, made.num_rows, step):
+            writer.write(made.slice(start, step))
+        return data_file(writer, to, ())
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **given: Any) -> tuple[dict[str, Any], Any]:
+    metadata = table(folder, schema, **given)
+    to = target(metadata)
+    return write_data_file(rows, to, to.new_location(()), row_group_rows=7), metadata
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
+def test_pyiceberg_reads_what_was_written(tmp_path: Path, seed: int, count: int) -> None:
+    rows = random_rows(seed, count)
+    file, metadata = write(tmp_path, rows)
+    read = read_by_pyiceberg(metadata, [file])
+    assert read.num_rows == count
+    for place, kind in enumerate(KINDS):
+        name = f"c{place} {kind}"
+        assert typed.all_same(typed.plain(kind, read[name]), typed.plain(kind, rows[name])), (seed, kind)
+    for name in ("st", "list", "lists"):
+        assert read[name].to_pylist() == rows[name].to_pylist(), (seed, name)
+    # PyIceberg makes an empty map of a null one whose values are structs
+    assert read["map"].to_pylist() == [one or [] for one in rows["map"].to_pylist()]
+    assert str(read["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
+
+
+def test_duckdb_reads_what_was_written(tmp_path: Path) -> None:
+    rows = random_rows(4, 100)
+    file, _ = write(tmp_path, rows)
+    path = file["file-path"].removeprefix("file://")
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        read = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
+    for place, kind in enumerate(KINDS):
+        name = file_name_of(f"c{place} {kind}")
+        mine, theirs = typed.plain(kind, rows.column(place)), read[name]
+        if kind == "uuid":
+            seen = theirs.to_pylist()
+            assert [None if one is None else UUID(str(one)).bytes for one in seen] == mine
+        else:
+            assert typed.all_same(typed.plain(kind, theirs), mine), kind
+    assert read["list"].to_pylist() == rows["list"].to_pylist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bound_leaves_out_no_file_that_has_the_value(tmp_path: Path, kind: str) -> None:
+    schema = Schema((Field(1, "c", False, kind),))
+
+    @settings(
+        max_examples=20,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    @given(typed.columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
+    def judge(values: list[Any], mode: str) -> None:
+        rows = pa.table({"c": typed.array(kind, values)})
+        file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
+        decode_content_file(file, metadata)
+        lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+        present = [one for one in values if one is not None and one == one]
+        if not present:
+            assert (lower, upper) == ({}, {})
+            return
+        least, most = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
+        assert all(least <= one for one in present)
+        assert most is None or all(one <= most for one in present)
+        if kind not in ("string", "binary", "fixed[3]") or mode == "full":
+            assert (least, most) == (min(present), max(present))
+        assert by_column(file["null-value-counts"])[1] == values.count(None)
+        if kind in FLOATS:
+            assert by_column(file["nan-value-counts"])[1] == sum(one is not None and one != one for one in values)
+
+    judge()
+
+
+@pytest.mark.parametrize(
+    "kind", [one for one in KINDS if not one.startswith(("decimal", "uuid")) and not one.endswith("_ns")]
+)
+def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) -> None:
+    schema = Schema((Field(1, "c", False, kind),))
+    for seed in range(8):
+        values = typed.column(random.Random(seed), kind, 5, 0.3)
+        file, metadata = write(tmp_path, pa.table({"c": typed.array(kind, values)}), schema)
+        theirs = their_metadata(metadata).schema()
+        for value in values:
+            if kind == "float" and value in (float("inf"), float("-inf")):
+                continue  # for which PyIceberg takes no float at all
+            if value is None:
+                predicates: list[Any] = [IsNull("c")]
+            elif value != value:
+                predicates = [IsNaN("c")]
+            else:
+                literal = _literal(kind, value)
+                predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]
+            for one in predicates:
+                assert _InclusiveMetricsEvaluator(theirs, one).eval(their_file(file)), (seed, one)
+
+
+def _literal(kind: str, value: Any) -> Any:
+    if kind == "date":
+        return dt.date(1970, 1, 1) + dt.timedelta(days=value)
+    if kind == "time":
+        return (dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=value)).time()
+    if kind.startswith("timestamp"):
+        zone = dt.UTC if "tz" in kind else None
+        micros = value // 1000 if kind.endswith("_ns") else value
+        return (dt.datetime(1970, 1, 1, tzinfo=zone) + dt.timedelta(microseconds=micros)).isoformat()
+    return value
+
+
+def test_metrics_are_those_of_pyicebergs_writer(tmp_path: Path) -> None:
+    """But for zeros, whose bounds have signs here, and for the bounds of what is inside a struct, which it lacks."""
+    kept = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
+    rows = random_rows(5, 60).select([field.name for field in kept])
+    file, metadata = write(tmp_path, rows, Schema(tuple(kept)))
+    theirs = sanitize_column_names(their_metadata(metadata).schema())
+    said = data_file_statistics_from_parquet_metadata(
+        pq.read_metadata(file["file-path"].removeprefix("file://")),
+        compute_statistics_plan(theirs, {}),
+        parquet_path_to_id_mapping(theirs),
+    ).to_serialized_dict()
+    assert by_column(file["column-sizes"]) == said["column_sizes"]
+    assert by_column(file["value-counts"]) == said["value_counts"]
+    assert by_column(file["null-value-counts"]) == said["null_value_counts"]
+    assert file["split-offsets"] == said["split_offsets"]
+    assert file["record-count"] == 60
+    for ours, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
+        expected = said[their_bounds]
+        found = by_column(file[ours])
+        fixed = next(field.id for field in kept if "fixed" in field.name)
+        assert {one: found[one] for one in expected if one != fixed} == {
+            one: value for one, value in expected.items() if one != fixed
+        }
+        assert decode("fixed[3]", found[fixed]) in typed.SAMPLES["fixed[3]"]
+
+
+def test_a_column_in_structs_has_metrics_and_one_in_lists_and_maps_has_sizes_alone(tmp_path: Path) -> None:
+    file, _ = write(tmp_path, random_rows(6, 60, nulls=0.0))
+    assert set(by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
+    assert set(by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
+    assert decode("double", by_column(file["lower-bounds"])[35]) == 0
+    assert by_column(file["lower-bounds"])[35] == by_column(file["upper-bounds"])[35][:-1] + b"\x80"
+
+
+@pytest.mark.parametrize("length", [4095, 4096, 4097, 100_000])
+def test_long_values_have_bounds_though_footers_have_none(tmp_path: Path, length: int) -> None:
+    schema = Schema((Field(1, "s", False, "string"), Field(2, "b", False, "binary")))
+    rows = pa.table({"s": ["m", "a" * length, "zz", None] * 4, "b": [b"m", b"\xff" * length, b"z", b"a"] * 4})
+    file, _ = write(tmp_path, rows, schema)
+    lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+    assert lower == {1: b"a" * 16, 2: b"a"}
+    assert upper == {1: b"zz"}
+    assert decode_full(tmp_path, rows, schema) == ("a" * length, "zz", b"a", b"\xff" * length)
+
+
+def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]:
+    file, _ = write(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
+    lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
+    return lower[1].decode(), upper[1].decode(), lower[2], upper[2]
+
+
+@given(st.text(max_size=6) | st.text("\ud7ff\ue000\U0010ffff\uffffa", max_size=5), st.integers(1, 4))
+def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
+    assert lower_bound("string", text, length) <= text
+    above = upper_bound("string", text, length)
+    if above is None:
+        assert set(text[:length]) == {"\U0010ffff"}
+        assert len(text) > length
+    else:
+        assert above.encode() >= text.encode()
+        assert len(above) <= max(length, len(text) if len(text) <= length else length)
+
+
+@given(
+    st.binary(max_size=6) | st.text("\xff\xfe", max_size=5).map(lambda text: text.encode("latin1")), st.integers(1, 4)
+)
+def test_bytes_cut_short_are_a_bound(data: bytes, length: int) -> None:
+    assert lower_bound("binary", data, length) <= data
+    above = upper_bound("binary", data, length)
+    if above is None:
+        assert set(data[:length]) == {0xFF}
+    else:
+        assert above >= data
+
+
+# What the properties say
+
+
+WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "properties", "with_bounds", "with_counts"),
+    [
+        (EVERY_TYPE, {"write.metadata.metrics.default": "none"}, set(), set()),
+        (EVERY_TYPE, {"write.metadata.metrics.default": "counts"}, set(), {1, 2, 31}),
+        (
+            EVERY_TYPE,
+            {"write.metadata.metrics.default": "none", "write.metadata.metrics.column.st.a": "full"},
+            {31},
+            {31},
+        ),
+        (EVERY_TYPE, {"write.metadata.metrics.column.st.b.c": "none"}, {1, 2, 31}, {1, 2, 31}),
+        (EVERY_TYPE, {"write.metadata.metrics.default": "nonsense"}, {1, 31, 32}, {1, 31, 32}),
+        (WIDE, {}, {1, 100}, {1, 100}),
+        (WIDE, {"write.metadata.metrics.max-inferred-column-defaults": "3"}, {1, 3}, {1, 3}),
+        (WIDE, {"write.metadata.metrics.column.c119": "counts"}, {1, 100}, {1, 100, 120}),
+        (WIDE, {"write.metadata.metrics.default": "full"}, {1, 120}, {1, 120}),
+    ],
+)
+def test_properties_say_which_columns_have_metrics(
+    schema: Schema, properties: dict[str, str], with_bounds: set[int], with_counts: set[int]
+) -> None:
+    modes = modes_of(schema, properties, UNSORTED)
+    bounds = {one for one, mode in modes.items() if mode.bounds}
+    counts = {one for one, mode in modes.items() if mode.counts}
+    assert with_bounds <= bounds
+    assert with_counts <= counts
+    if schema is WIDE and "write.metadata.metrics.default" not in properties:
+        limit = int(properties.get("write.metadata.metrics.max-inferred-column-defaults", 100))
+        assert bounds == set(range(1, limit + 1))
+    if properties.get("write.metadata.metrics.default") == "none":
+        assert bounds == with_bounds
+
+
+def test_columns_of_the_sort_order_always_have_bounds() -> None:
+    by = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
+    assert {one for one, mode in modes_of(WIDE, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
+    sparse = modes_of(WIDE, {"write.metadata.metrics.default": "none"}, by)
+    assert {one for one, mode in sparse.items() if mode.bounds} == {110}
+
+
+def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
+    schema = Schema((Field(1, "id", True, "long"), Field(2, "tags", False, ListType(3, "string", False))))
+    rows = pa.table({"id": list(range(40_000)), "tags": [["a", str(one)] for one in range(40_000)]})
+    for codec in ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed"):
+        properties = {
+            "write.parquet.compression-codec": codec,
+            "write.parquet.page-row-limit": "1000",
+            "write.parquet.bloom-filter-enabled.column.id": "true",
+            "write.parquet.bloom-filter-enabled.column.tags.element": "true",
+            "write.parquet.bloom-filter-fpp.column.id": "0.1",
+        }
+        metadata = table(tmp_path, schema, properties=properties)
+        to = target(metadata)
+        file = write_data_file(rows, to, to.new_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
+            chunks = [opened.metadata.row_group(0).column(place) for place in (0, 1)]
+            assert {chunk.compression for chunk in chunks} == {
+                {"uncompressed": "UNCOMPRESSED", "lz4": "LZ4"}.get(codec, codec.upper())
+            }
+            assert all(chunk.bloom_filter_length for chunk in chunks)
+            assert all(chunk.has_offset_index and chunk.has_column_index for chunk in chunks)
+            assert opened.read().num_rows == 40_000
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ({"write.parquet.compression-codec": "lzo"}, "lzo"),
+        ({"write.parquet.page-size-bytes": "large"}, "large"),
+        (
+            {
+                "write.parquet.bloom-filter-enabled.column.id": "true",
+                "write.parquet.bloom-filter-fpp.column.id": "2",
+            },
+            "fpp.column.id",
+        ),
+    ],
+)
+def test_a_property_that_makes_no_sense_is_named(tmp_path: Path, properties: dict[str, str], says: str) -> None:
+    with pytest.raises((Unwritable, BadRequest), match=says):
+        write(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+# Rows that do not fit
+
+
+def one(kind: Any, required: bool = False) -> Schema:
+    return Schema((Field(1, "c", required, kind),))
+
+
+NAIVE, AWARE = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "says"),
+    [
+        ("int", pa.array([1, 2**31, -5]), r"column c is int.*int64 from -5 to 2147483648"),
+        ("int", pa.array([1.0]), "double"),
+        ("int", pa.array(["1"]), "string"),
+        ("int", pa.array([True]), "bool"),
+        ("long", pa.array([2**63], pa.uint64()), "9223372036854775808"),
+        ("float", pa.array([0.1]), r"double from 0\.1 to 0\.1.*32 bits"),
+        ("float", pa.array([1e300]), "1e\\+300"),
+        ("float", pa.array([2**24 + 1]), "16777217"),
+        ("double", pa.array([2**53 + 1]), "9007199254740993"),
+        ("decimal(4, 2)", pa.array([Decimal("123.45")]), r"decimal128\(5, 2\) from 123\.45"),
+        ("decimal(4, 2)", pa.array([Decimal("1.234")]), r"1\.234"),
+        ("decimal(4, 2)", pa.array([100]), "100"),
+        ("decimal(4, 2)", pa.array([1.5]), "double"),
+        ("date", pa.array([NAIVE]), "timestamp"),
+        ("time", pa.array([1], pa.time64("ns")), "time64"),
+        ("timestamp", pa.array([1], pa.timestamp("ns")), "timestamp"),
+        ("timestamp", pa.array([AWARE]), "local times"),
+        ("timestamptz", pa.array([NAIVE]), "instants"),
+        ("timestamp_ns", pa.array([2**62], pa.timestamp("us")), "timestamp"),
+        ("string", pa.array([b"x"]), "binary"),
+        ("string", pa.array([1]), "int64"),
+        ("binary", pa.array(["x"]), "string"),
+        ("fixed[3]", pa.array([b"ab", b"abc"]), "3 bytes"),
+        ("uuid", pa.array([b"x" * 15]), "16 bytes"),
+        ("uuid", pa.array(["not a uuid"]), "UUID"),
+        ("boolean", pa.array([1]), "int64"),
+        (ListType(2, "int", False), pa.array([[2**40]]), r"c\.element is int"),
+        (ListType(2, "int", True), pa.array([[1, None]]), r"c\.element is required"),
+        (ListType(2, "int", False), pa.array([1]), "list"),
+        (StructType((Field(2, "x", False, "int"),)), pa.array([{"y": 1}]), r"no column c\.y; it has c\.x"),
+        (StructType((Field(2, "x", True, "int"),)), pa.array([{"x": None}]), r"c\.x is required"),
+        (StructType((Field(2, "x", False, "int"),)), pa.array([1]), "struct"),
+        (MapType(2, "string", 3, "int", True), pa.array([[("a", None)]], pa.map_(pa.string(), pa.int32())), "required"),
+        (MapType(2, "string", 3, "int", True), pa.array([1]), "map"),
+        ("unknown", pa.array([1]), "unknown"),
+        ("variant", pa.array([b"x"]), "variant"),
+    ],
+)
+def test_a_value_that_would_change_is_refused_by_the_name_of_its_column(
+    tmp_path: Path, kind: Any, column: pa.Array, says: str
+) -> None:
+    with pytest.raises(Unwritable, match=says):
+        write(tmp_path, pa.table({"c": column}), one(kind))
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "expected"),
+    [
+        ("int", pa.array([1, None], pa.uint64()), [1, None]),
+        ("long", pa.array([1, None], pa.int8()), [1, None]),
+        ("float", pa.array([0.5, float("inf"), None]), [0.5, float("inf"), None]),
+        ("double", pa.array([1, None], pa.float32()), [1.0, None]),
+        ("double", pa.array([2**53]), [2.0**53]),
+        ("decimal(9, 2)", pa.array([3, None]), [300, None]),
+        ("decimal(9, 2)", pa.array([Decimal("1.500")]), [150]),
+        ("date", pa.array([dt.date(1970, 1, 2)], pa.date64()), [1]),
+        ("time", pa.array([1], pa.time32("s")), [1_000_000]),
+        ("timestamp", pa.array([1], pa.timestamp("s")), [1_000_000]),
+        ("timestamptz", pa.array([AWARE], pa.timestamp("ms", "Europe/Berlin")), [1_577_836_800_000_000]),
+        ("timestamp_ns", pa.array([7], pa.timestamp("us")), [7000]),
+        ("string", pa.array(["a", None]).dictionary_encode(), ["a", None]),
+        ("string", pa.array(["a", "bb"], pa.string_view()), ["a", "bb"]),
+        ("binary", pa.array([b"abc"], pa.binary(3)), [b"abc"]),
+        ("fixed[3]", pa.array([b"abc", None]), [b"abc", None]),
+        ("uuid", pa.array(["00010203-0405-0607-0809-0a0b0c0d0e0f", None]), [bytes(range(16)), None]),
+        ("uuid", pa.array([bytes(16)], pa.uuid()), [bytes(16)]),
+        ("boolean", pa.nulls(2), [None, None]),
+    ],
+)
+def test_a_value_is_cast_where_it_stays_what_it_is(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
+    file, metadata = write(tmp_path, pa.table({"c": column}), one(kind))
+    assert typed.all_same(typed.plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1, 2], None, []], pa.large_list(pa.int64())),
+        pa.array([[1, 2], None, []], pa.list_view(pa.int32())),
+        pa.array([[9], [1, 2], None, [], [8]], pa.list_(pa.int16())).slice(1, 3),
+        pa.ListArray.from_arrays(
+            pa.array([0, 2, 5, 5]), pa.array([1, 2, 7, 7, 7]), mask=pa.array([False, True, False])
+        ),
+    ],
+    ids=["large", "view", "a slice", "a null with elements"],
+)
+def test_lists_are_written_however_they_are_kept(tmp_path: Path, column: pa.Array) -> None:
+    file, metadata = write(tmp_path, pa.table({"c": column}), one(ListType(2, "long", True)))
+    assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
+
+
+def test_a_required_column_has_no_nulls_but_where_its_struct_is_null(tmp_path: Path) -> None:
+    schema = one(StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True)))))
+    rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
+    file, metadata = write(tmp_path, rows, schema)
+    assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
+    assert by_column(file["null-value-counts"]) == {2: 1}
+    with pytest.raises(Unwritable, match=r"column c is required; 1 .* row 1"):
+        write(tmp_path, pa.table({"c": [1, None, 3]}), one("int", required=True))
+    with pytest.raises(Unwritable, match=r"column c\.c is required, and the data has no such column"):
+        write(tmp_path, pa.table({"c": [{}]}), one(StructType((Field(2, "c", True, "int"),))))
+
+
+def test_what_is_not_there_is_the_write_default_or_null(tmp_path: Path) -> None:
+    defaults: dict[str, Any] = {
+        "boolean": True,
+        "int": 7,
+        "decimal(38, 10)": "12345678901234567890.0000000001",
+        "date": "2020-02-29",
+        "time": "10:00:01",
+        "timestamp": "2020-01-01T00:00:00",
+        "timestamptz_ns": "2020-01-01T00:00:00.000000001+00:00",
+        "string": "é",
+        "uuid": "00010203-0405-0607-0809-0a0b0c0d0e0f",
+        "fixed[3]": "616263",
+        "double": 0.5,
+    }
+    inner = StructType((Field(51, "x", True, "int", write_default=5), Field(52, "y", False, "int")))
+    schema = Schema(
+        (
+            Field(50, "given", False, "int"),
+            *(Field(1 + n, f"d{n}", True, kind, write_default=said) for n, (kind, said) in enumerate(defaults.items())),
+            Field(53, "st", True, inner, write_default={}),
+            Field(54, "none", False, "string"),
+            Field(55, "nothing", False, "unknown"),
+        )
+    )
+    metadata = table(tmp_path, schema)
+    to = target(metadata)
+    file = write_data_file(pa.table({"given": [1, 2]}), to, to.new_location(()))
+    with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as opened:
+        read = opened.read()
+    expected = [True, 7, 123456789012345678900000000001, 18_321, 36_001_000_000, 1_577_836_800_000_000]
+    expected += [1_577_836_800_000_000_001, "é", bytes(range(16)), b"abc", 0.5]
+    for n, (kind, value) in enumerate(zip(defaults, expected, strict=True)):
+        assert typed.all_same(typed.plain(kind, read[f"d{n}"]), [value] * 2), kind
+    assert read["st"].to_pylist() == [{"x": 5, "y": None}] * 2
+    assert read["none"].to_pylist() == [None, None]
+    assert "nothing" not in read.column_names
+
+
+def test_a_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unwritable, match="no column d; it has c"):
+        write(tmp_path, pa.table({"c": [1], "d": [2]}), one("int"))
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
+    with pytest.raises(Unwritable, match="several columns named c"):
+        write(tmp_path, twice, one("int"))
+
+
+def test_names_are_spelled_as_iceberg_spells_them_and_never_clash() -> None:
+    schema = Schema((Field(1, "a b", False, "int"), Field(2, "a_x20b", False, "int"), Field(3, "1é", False, "int")))
+    assert arrow_schema(schema).names == ["a_x20b", "a_x20b_2", "_1é"]
+
+
+# Sorted files
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("how", "nulls"), [("asc", "nulls-first"), ("desc", "nulls-first"), ("asc", "nulls-last")])
+def test_rows_lie_in_the_order_of_the_table(tmp_path: Path, kind: str, how: str, nulls: str) -> None:
+    values = typed.column(random.Random(f"{kind} {how} {nulls}"), kind, 60)
+    rows = pa.table({"c": typed.array(kind, values), "n": list(range(60))})
+    schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
+    by = order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
+    file, metadata = write(tmp_path, rows, schema, order=by)
+    assert file["sort-order-id"] == 1
+    read = read_by_pyiceberg(metadata, [file])
+    expected = sorted(range(60), key=lambda row: -(row // 10))
+    present = [row for row in expected if values[row] is not None]
+    present.sort(key=lambda row: _rank(values[row]), reverse=how == "desc")
+    # a stable sort that is turned round turns equal rows round, too
+    ties: dict[Any, list[int]] = {}
+    for row in expected:
+        ties.setdefault(None if values[row] is None else _rank(values[row]), []).append(row)
+    absent = ties.pop(None, [])
+    sorted_rows = [row for key in dict.fromkeys(_rank(values[row]) for row in present) for row in ties[key]]
+    assert read["n"].to_pylist() == (absent + sorted_rows if nulls == "nulls-first" else sorted_rows + absent)
+
+
+def _rank(value: Any) -> Any:
+    if isinstance(value, float):
+        if value != value:
+            return (2, 0.0, 0)
+        return (1, value, 0 if str(value).startswith("-") else 1)
+    return value.encode() if isinstance(value, str) else value
+
+
+def test_written_rows_are_those_that_were_given(tmp_path: Path) -> None:
+    """What a file holds is what `conform` made of the rows, not a near relation of it."""
+    rows = random_rows(8, 50)
+    metadata = table(tmp_path, EVERY_TYPE)
+    to = target(metadata)
+    file = write_data_file(rows, to, to.new_location(()))
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
+        assert opened.schema_arrow.names == to.arrow.names
+        read = opened.read()
+    expected = conformed(rows, to)
+    for name in ("st", "list", "map", "lists"):
+        assert read[name].to_pylist() == expected[name].to_pylist()
+    assert read["map"].to_pylist() == rows["map"].to_pylist()
+
+
+def test_a_column_that_repeats_nothing_has_no_dictionary(tmp_path: Path) -> None:
+    rows = 40_000
+    numbers = [random.Random(7).randrange(2**60) + one for one in range(rows)]
+    given = pa.table(
+        {
+            "id": numbers,
+            "run": [one // 1000 for one in range(rows)],
+            "word": [f"w{one % 100}" for one in range(rows)],
+            "unique": [f"{one:x}" if one % 3 else None for one in numbers],
+        }
+    )
+    kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
+    schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
+    to = target(table(tmp_path, schema))
+    for count, without in ((rows, {"id", "unique"}), (100, set())):
+        file = write_data_file(given.slice(0, count), to, to.new_location(()))
+        with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
+            chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]
+            assert {one.path_in_schema for one in chunks if not one.has_dictionary_page} == without
+            assert opened.read().equals(given.slice(0, count).cast(opened.schema_arrow))

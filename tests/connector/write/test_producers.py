@@ -1,0 +1,102 @@
+"""Who writes, and which of its changes this is: looked at before a write, and recorded with every commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import producer_named
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append, overwrite_partitions
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import delete, upsert
+from tests.connector.served import Served
+from tests.connector.write.test_upserts import create, held, rows
+
+
+@pytest.mark.parametrize(
+    "producer", ["ab", ("job",), ("job", "1"), ("job", 1.0), ("job", True), ("job", -1), (1, 2), 7]
+)
+def test_what_is_no_producer_is_refused_by_what_it_is(producer: Any) -> None:
+    with pytest.raises(ValueError, match="it must be a name and a whole number from 0"):
+        producer_named(producer)
+
+
+def test_a_producer_is_told_as_commits_have_it() -> None:
+    assert producer_named(("job", 0)) == {"id": "job", "sequence": 0}
+    assert producer_named(None) is None
+
+
+def test_nobody_is_asked_for_a_change_of_no_producer_or_by_one_name_for_names() -> None:
+    nowhere, rows, wrong = SeamarkClient("http://127.0.0.1:1"), pa.table({"id": [1]}), ("job", "1")
+    for change in (
+        lambda: upsert(nowhere, "db.t", rows, keys=["id"], producer=wrong),  # type: ignore[arg-type]
+        lambda: delete(nowhere, "db.t", keys=rows, producer=wrong),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match="producer is"):
+            change()
+    with pytest.raises(ValueError, match="lists of names"):
+        upsert(nowhere, "db.t", rows, keys="id")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_an_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: IndexClient, version: int) -> None:
+    create(client, version=version)
+    first = append(client, "db.t", rows(), producer=("job", 4))
+    assert first is not None
+    again = append(client, "db.t", rows((1, "a")), producer=("job", 4))
+    assert again is not None
+    assert (again["duplicate"], again["snapshot-id"]) == (True, first["snapshot-id"])
+    assert append(client, "db.t", rows()) is None, "without a producer there is nothing to record"
+    assert held(client) == []
+
+
+CHANGES: dict[str, Callable[..., Any]] = {
+    "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [5]}), **how),
+    "delete by predicate": lambda client, **how: delete(client, "db.t", where="id = 5", **how),
+    "delete of no keys": lambda client, **how: delete(client, "db.t", keys=rows().select(["id"]), **how),
+    "delete of no batches": lambda client, **how: delete(client, "db.t", keys=[], **how),
+    "upsert": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], **how),
+    "stale upsert": lambda client, **how: upsert(
+        client, "db.t", rows((9, "b", 1)), keys=["id"], precombine="ts", **how
+    ),
+    "unlocated": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], way=EQUALITY, **how),
+    "overwrite": lambda client, **how: overwrite_partitions(client, "db.t", rows(), **how),
+}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_repeat_of_what_found_nothing_changes_nothing_that_came_since(
+    client: IndexClient, name: str, version: int
+) -> None:
+    create(client, version=version)
+    append(client, "db.t", rows((9, "a", 7)))
+    if name == "upsert":
+        assert upsert(client, "db.t", rows(), keys=["id"]).snapshot_id is None
+    CHANGES[name](client, producer=("job", 1))
+    append(client, "db.t", rows((5, "new", 7)))
+    again = CHANGES[name](client, producer=("job", 1))
+    assert again["duplicate"] if isinstance(again, dict) else again.duplicate
+    assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, "whatever the repeat is"
+    assert [one[0] for one in held(client)] == [5, 9]
+
+
+def test_what_found_nothing_is_known_from_the_snapshots_where_the_database_is_lost(
+    client: IndexClient, served: Served
+) -> None:
+    create(client)
+    append(client, "db.t", rows((9, "a", 7)))
+    delete(client, "db.t", keys=pa.table({"id": [5]}), producer=("job", 1))
+    location = json.loads(client._request("GET", "/v1/namespaces/db/tables/t", {}))["metadata-location"]
+    client._request("DELETE", "/v1/namespaces/db/tables/t", {})
+    body = json.dumps({"name": "t2", "metadata-location": location}).encode()
+    client._request("POST", "/v1/namespaces/db/register", {}, body)
+    append(client, "db.t2", rows((5, "new", 7)))
+    assert delete(client, "db.t2", keys=pa.table({"id": [5]}), producer=("job", 1)).duplicate
+    assert [one[0] for one in held(client, "db.t2")] == [5, 9]

@@ -1,0 +1,167 @@
+"""Read-modify-write: a change is made only where the rows are as they were when they were read."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.client import At
+from seamark.connector.client.errors import Conflict
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.served import Served
+from tests.connector.write.test_upserts import BY_ID, create, files_of, held, rows
+from tests.connector.write.test_upserts_at_once import meanwhile
+
+
+def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
+    """The snapshot and the counter of a key."""
+    found = scan(client, "db.t", ["ts"], where=f"id = {key}")
+    values = found.to_arrow()["ts"].to_pylist()
+    return found.snapshot_id, values[0] if values else None
+
+
+OTHERS: dict[str, Any] = {
+    "upsert": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], mode="merge-on-read"),
+    "copy": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], mode="copy-on-write"),
+    "equality": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], way=EQUALITY),
+    "delete": lambda client: delete(client, "db.t", where="id = 1"),
+    "second row": lambda client: append(client, "db.t", rows((1, "a", 1))),
+}
+
+
+@pytest.mark.parametrize("during", [False, True], ids=["before it began", "before its commit"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_row_that_has_changed_since_it_was_read_is_left_alone(
+    client: IndexClient, served: Served, version: int, other: str, mode: str, during: bool, monkeypatch: Any
+) -> None:
+    create(client, version=version, properties=BY_ID if during else {})
+    append(client, "db.t", rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
+    snapshot, _ = read(client, 1)
+    if during:
+        meanwhile(monkeypatch, lambda: OTHERS[other](client))
+    else:
+        OTHERS[other](client)
+    with pytest.raises(Conflict, match="changed since snapshot") as error:
+        upsert(client, "db.t", rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
+    assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
+    before = files_of(served)
+    with pytest.raises(Conflict, match="changed since snapshot"):
+        delete(client, "db.t", keys=pa.table({"id": [1]}), mode=mode, read_snapshot_id=snapshot)
+    assert files_of(served) == before
+    assert (2, "a", 1, None) in held(client)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_changes_of_other_rows_and_compactions_do_not_count(client: IndexClient, mode: str) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
+    snapshot, _ = read(client, 1)
+    upsert(client, "db.t", rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write")  # moves the row 1, too
+    report = upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
+    assert (report.updated, report.attempts) == (1, 1)
+    assert held(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
+
+
+def test_a_row_that_was_not_there_must_not_be_there(client: IndexClient) -> None:
+    create(client)
+    assert read(client, 1) == (None, None)
+    upsert(client, "db.t", rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
+    with pytest.raises(Conflict):
+        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], read_snapshot_id=None)
+    snapshot, _ = read(client, 2)
+    upsert(client, "db.t", rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
+    with pytest.raises(Conflict):
+        upsert(client, "db.t", rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
+    assert held(client) == [(1, "a", 1, None), (2, "a", 1, None)]
+
+
+def test_a_snapshot_that_is_not_of_the_history_is_refused(client: IndexClient) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a", 1)))
+    with pytest.raises(Conflict, match="has expired"):
+        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], read_snapshot_id=4711)
+    with pytest.raises(ValueError, match="needs the stored rows"):
+        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], way=EQUALITY, read_snapshot_id=4711)
+    with pytest.raises(ValueError, match="by keys, not by a predicate"):
+        delete(client, "db.t", where="id = 1", read_snapshot_id=4711)
+
+
+@pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
+@pytest.mark.parametrize("mode", MODES)
+def test_concurrent_increments_of_counters_lose_none(
+    client: IndexClient, mode: str, spec: list[tuple[str, int]]
+) -> None:
+    create(client, spec=spec)
+    append(client, "db.t", rows(*((key, "counter", 0) for key in range(4))))
+    failed: list[Exception] = []
+
+    def increment(number: int) -> None:
+        mine = IndexClient(client.url)
+        try:
+            for step in range(4):
+                key = (number + step) % 2
+                while True:
+                    snapshot, value = read(mine, key)
+                    assert value is not None
+                    try:
+                        new = rows((key, "counter", value + 1))
+                        upsert(mine, "db.t", new, keys=["id"], mode=mode, read_snapshot_id=snapshot)
+                        break
+                    except Conflict:
+                        continue
+        except Exception as error:  # noqa: BLE001  told by the test
+            failed.append(error)
+        finally:
+            mine.close()
+
+    threads = [threading.Thread(target=increment, args=(number,)) for number in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failed
+    counters = {key: value for key, _, value, _ in held(client)}
+    assert counters == {0: 6, 1: 6, 2: 0, 3: 0}
+    snapshots = scan(client, "db.t", ["ts"], where="id = 0", at=At(ref="main")).to_arrow()["ts"].to_pylist()
+    assert snapshots == [6]
+
+
+REPEATED: dict[str, Any] = {
+    "upsert": lambda client, **how: upsert(client, "db.t", rows((1, "c", 2)), keys=["id"], **how),
+    "delete": lambda client, **how: delete(client, "db.t", keys=pa.table({"id": [1]}), **how),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])
+def test_a_repeat_by_a_producer_is_answered_as_the_first_time_although_its_own_change_changed_the_rows(
+    client: IndexClient, served: Served, name: str, mode: str, since: bool
+) -> None:
+    """As after a lost reply: who asks again does not know that it was done."""
+    create(client)
+    append(client, "db.t", rows((1, "a", 1), (2, "a", 1)))
+    snapshot, _ = read(client, 1)
+    how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
+    first = REPEATED[name](client, **how, producer=("counter", 3))
+    if since:
+        upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
+    before, stored = held(client), files_of(served)
+    again = REPEATED[name](client, **how, producer=("counter", 3))
+    assert (again.duplicate, again.snapshot_id) == (True, first.snapshot_id)
+    assert (held(client), files_of(served)) == (before, stored)
+    with pytest.raises(Conflict, match="changed since snapshot"):
+        REPEATED[name](client, **how, producer=("counter", 4))
+    with pytest.raises(Conflict, match="changed since snapshot"):
+        REPEATED[name](client, **how)
+    fresh, _ = read(client, 1)
+    assert not REPEATED[name](client, mode=mode, read_snapshot_id=fresh, producer=("counter", 4)).duplicate

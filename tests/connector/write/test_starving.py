@@ -1,0 +1,138 @@
+"""Located upserts beside a stream of equality upserts: of other keys they are no conflict, and nobody loses forever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.write.test_upserts import BY_ID, create, rows
+from tests.connector.write.test_upserts_at_once import meanwhile
+
+SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]", 1)]}
+
+
+def filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
+    create(client, version=version, spec=SPECS[spec], **table)
+    append(client, "db.t", rows(*((key, "old", 0) for key in range(200))))
+
+
+def lands(client: IndexClient) -> dict[int, str]:
+    found = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
+    assert len(found) == len({one["id"] for one in found}), "each key once"
+    return {one["id"]: one["land"] for one in found}
+
+
+@contextmanager
+def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
+    """Equality upserts of these keys, one after the other, until it is left; how many there were."""
+    stop, done, failed = threading.Event(), [0], []
+
+    def write() -> None:
+        client = IndexClient(url)
+        try:
+            while not stop.is_set():
+                batch = rows(*((key, f"stream{done[0]}", done[0]) for key in keys))
+                upsert(client, "db.t", batch, keys=["id"], way=EQUALITY)
+                done[0] += 1
+        except Exception as error:  # noqa: BLE001  told by the test
+            failed.append(error)
+        finally:
+            client.close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize("indexed", [False, True], ids=["plain", "indexed"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("version", [2, 3])
+def test_equality_upserts_of_other_keys_between_its_own_are_no_conflict(
+    client: IndexClient, version: int, spec: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(client, version, spec, properties=BY_ID if indexed else {})
+    others = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], way=EQUALITY))
+    ours = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
+    report = upsert(client, "db.t", ours, keys=["id"], mode="merge-on-read")
+    assert (report.attempts, report.updated) == (1, 10)
+    expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
+    assert lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], way=EQUALITY))
+    gone = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
+    assert (gone.attempts, gone.deleted) == (1, 2)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("deletes", [False, True], ids=["upsert", "delete"])
+@pytest.mark.parametrize("mode", MODES)
+def test_equality_changes_of_one_of_its_keys_are_still_a_conflict(
+    client: IndexClient, version: int, spec: str, deletes: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(client, version, spec)
+
+    def other() -> None:
+        if deletes:
+            delete(client, "db.t", keys=pa.table({"id": [10, 59, 190]}), way=EQUALITY)
+        else:
+            upsert(client, "db.t", rows(*((key, "theirs") for key in (10, 59, 190))), keys=["id"], way=EQUALITY)
+
+    meanwhile(monkeypatch, other)
+    report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
+    assert report.attempts == 2
+    found = lands(client)
+    assert (found[31], found[59]) == ("ours", "ours")
+    assert found.get(10) == (None if deletes else "theirs")
+
+
+def test_a_key_of_several_columns_is_compared_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a"), (1, "c"), (2, "b")))
+    theirs = rows((1, "c", 1), (2, "a", 1))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", theirs, keys=["id", "land"], way=EQUALITY))
+    report = upsert(client, "db.t", rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
+    assert (report.attempts, report.updated) == (1, 1)
+    found = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
+    assert sorted(tuple(one.values()) for one in found) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
+
+
+def test_rows_changed_by_another_column_than_the_equality_deletes_have_are_a_conflict(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(client, 3, "whole")
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((7, "x")), keys=["id"], way=EQUALITY))
+    assert delete(client, "db.t", where="land = 'x' or id = 31", mode="merge-on-read").attempts == 2
+    assert not {7, 31} & lands(client).keys()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("mode", MODES)
+def test_who_has_collided_often_has_a_turn_beside_a_stream_of_equality_upserts(
+    client: IndexClient, spec: str, mode: str
+) -> None:
+    """Copy-on-write meets the stream in every file, whatever its keys."""
+    filled(client, 3, spec)
+    with stream(client.url, list(range(0, 200, 2))) as done:
+        for number in range(3):
+            ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
+            report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
+            assert report.attempts <= 6
+    found = lands(client)
+    assert {found[key] for key in range(31, 171, 14)} == {"ours2"}
+    assert done[0]

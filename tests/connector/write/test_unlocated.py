@@ -1,0 +1,288 @@
+"""Rows replaced and deleted by equality deletes that nobody looks up: what is in the table then, beside other writers,
+across partition specs and in random histories with every other way to change rows."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append, commit, write_batches
+from seamark.connector.write.buckets import resize
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.target import target_of
+from seamark.connector.write.upserts import delete, upsert
+from tests.connector.served import Served
+from tests.connector.write.test_upserts import ARROW, BY_ID, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
+
+
+def lands(client: IndexClient) -> dict[int, str]:
+    found = held(client)
+    assert len({one[0] for one in found}) == len(found)
+    return {one[0]: one[1] for one in found}
+
+
+@pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)], [("truncate[10]", 1), ("bucket[2]", 1)]], ids=str)
+@pytest.mark.parametrize("version", [2, 3])
+def test_rows_come_in_the_place_of_those_with_their_keys_and_nothing_is_read(
+    client: IndexClient, version: int, spec: list[tuple[str, int]]
+) -> None:
+    create(client, version=version, spec=spec)
+    append(client, "db.t", rows(*((key, "old") for key in range(30))))
+    done = upsert(client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], way=EQUALITY)
+    wanted = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
+    assert lands(client) == wanted
+    assert (done.attempts, done.files_read, done.duplicate) == (1, 0, False)
+    upsert(client, "db.t", rows((5, "newer")), keys=["id"], way=EQUALITY)
+    assert lands(client) == wanted | {5: "newer"}
+    gone = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), way=EQUALITY)
+    assert gone.files_written > 0
+    left = {key: land for key, land in (wanted | {5: "newer"}).items() if key not in (6, 7)}
+    assert lands(client) == left
+    found = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
+    assert (found.updated, found.inserted) == (1, 1)
+    assert lands(client) == left | {5: "located", 6: "back"}
+
+
+def test_keys_of_several_columns_are_replaced_within_their_partitions(client: IndexClient) -> None:
+    create(client, spec=[("identity", 2), ("bucket[2]", 1)])
+    append(client, "db.t", rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
+    upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], way=EQUALITY)
+    found = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
+    assert sorted(tuple(one.values()) for one in found) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
+
+
+def test_rows_of_every_spec_that_the_table_had_are_replaced(client: IndexClient) -> None:
+    create(client, spec=[("bucket[2]", 1)])
+    for number, count in enumerate((2, 4, 8)):
+        resize(client, "db.t", buckets=count)
+        append(client, "db.t", rows(*((key, "old") for key in range(20 * number, 20 * number + 20))))
+    upsert(client, "db.t", rows(*((key, "new") for key in range(0, 60, 3))), keys=["id"], way=EQUALITY)
+    assert lands(client) == {key: "old" if key % 3 else "new" for key in range(60)}
+
+
+def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexClient) -> None:
+    create(client, spec=[("identity", 2)])
+    append(client, "db.t", rows((1, "de"), (2, "fr")))
+    with pytest.raises(Unwritable, match="spec 0 of the table is by p0, which is not of the key id"):
+        upsert(client, "db.t", rows((1, "it")), keys=["id"], way=EQUALITY)
+    evolve(client, "t", "", 0, 1)
+    append(client, "db.t", rows((3, "de")))
+    evolve(client, "t", "identity", 2, 2)
+    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], way=EQUALITY)
+    assert lands(client) == {1: "it", 2: "fr", 3: "it"}
+
+
+def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClient) -> None:
+    create(client, spec=[("void", 2)])
+    append(client, "db.t", rows((1, "de"), (2, "fr")))
+    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], way=EQUALITY)
+    assert lands(client) == {1: "it", 2: "fr", 3: "it"}
+    evolve(client, "t", "identity", 2, 1)
+    append(client, "db.t", rows((4, "de"), (5, "de")))
+    delete(client, "db.t", keys=pa.table({"id": [1, 4]}), way=EQUALITY)
+    assert lands(client) == {2: "fr", 3: "it", 5: "de"}
+
+
+def test_void_fields_beside_those_of_the_key_do_not_matter(client: IndexClient) -> None:
+    create(client, spec=[("void", 2), ("bucket[4]", 1)])
+    append(client, "db.t", rows(*((key, "old") for key in range(10))))
+    upsert(client, "db.t", rows((1, "new"), (99, "new")), keys=["id"], way=EQUALITY)
+    assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
+
+
+def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served: Served) -> None:
+    create(client, version=1)
+    with pytest.raises(Unwritable, match="no equality deletes; upgrade it"):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], way=EQUALITY)
+    fields = [
+        {"id": 1, "name": "x", "required": False, "type": "double"},
+        {"id": 2, "name": "y", "required": False, "type": "int"},
+    ]
+    create(client, "f", fields=fields)
+    with pytest.raises(Unwritable, match="column x is of a type that readers do not compare alike"):
+        upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], way=EQUALITY)
+    with pytest.raises(Unwritable, match="a key has no nulls"):
+        delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), way=EQUALITY)
+    assert files_of(served) == set()
+    none = pa.table({"y": pa.array([], pa.int32())})
+    assert delete(client, "db.f", keys=none, way=EQUALITY).snapshot_id is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"precombine": "ts"}, "precombine needs the stored rows"),
+        ({"columns": ["land"]}, "columns needs the stored rows"),
+        ({"mode": "copy-on-write"}, "can only be marked as deleted"),
+    ],
+    ids=["precombine", "columns", "copy-on-write"],
+)
+def test_what_would_need_the_stored_rows_is_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
+    create(client)
+    with pytest.raises(ValueError, match=said):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], way=EQUALITY, **wanted)
+    with pytest.raises(ValueError, match="rows go by keys, not by a predicate"):
+        delete(client, "db.t", where="id = 1", way=EQUALITY)
+
+
+# Beside others
+
+
+def test_it_waits_for_nobody_and_who_comes_last_wins(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client, spec=[("bucket[4]", 1)])
+    append(client, "db.t", rows((1, "old"), (2, "old")))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs"), (2, "theirs")), keys=["id"]))
+    assert upsert(client, "db.t", rows((1, "ours")), keys=["id"], way=EQUALITY).attempts == 1
+    assert lands(client) == {1: "ours", 2: "theirs"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_who_has_located_rows_begins_again_where_they_are_gone(
+    client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, spec=[("bucket[4]", 1)], properties=BY_ID)
+    append(client, "db.t", rows((1, "old", 1), (2, "old", 1)))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs", 2)), keys=["id"], way=EQUALITY))
+    report = upsert(client, "db.t", rows((1, "ours")), keys=["id"], columns=["land"], mode=mode)
+    assert report.attempts == 2
+    assert held(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
+
+
+def test_what_others_write_by_a_new_spec_meanwhile_is_replaced_too(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, spec=[("bucket[4]", 1)])
+    append(client, "db.t", rows((1, "old"), (2, "old")))
+    fresh: set[Any] = set()
+
+    def resized() -> None:
+        before = files_of(served)
+        resize(client, "db.t", buckets=8)
+        upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
+        fresh.update(files_of(served) - before)
+
+    before = files_of(served)
+    meanwhile(monkeypatch, resized)
+    report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], way=EQUALITY)
+    assert report.attempts == 2
+    assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
+    assert len(files_of(served) - before - fresh) == report.files_written  # nothing is left of the first attempt
+
+
+def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, spec=[("bucket[2]", 1)])
+    append(client, "db.t", rows(*((key, "old") for key in range(10))))
+
+    def compacted() -> None:
+        """As a table service splits buckets."""
+        resize(client, "db.t", buckets=4)
+        opened = open_table(client, "db.t", CURRENT)
+        stored = scan(client, "db.t").to_arrow()
+        written = write_batches(target_of(opened.metadata, opened.storage), stored.to_batches())
+        removed = [{"file-path": task.path} for task in plan(client, opened)]
+        body = {"operation": "replace", "add": list(written.files), "remove": removed}
+        commit(client, "db.t", {**body, "read-snapshot-id": opened.snapshot_id}, lambda: None)
+
+    meanwhile(monkeypatch, compacted)
+    report = upsert(client, "db.t", rows((1, "new"), (2, "new")), keys=["id"], way=EQUALITY)
+    assert report.attempts == 2
+    assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 2: "new"}
+    assert {task.spec_id for task in plan(client, open_table(client, "db.t", CURRENT))} == {1}
+
+
+def test_a_producers_batch_is_there_once(client: IndexClient) -> None:
+    create(client)
+    for land, duplicate in (("de", False), ("fr", True)):
+        done = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), way=EQUALITY)
+        assert done.duplicate == duplicate
+    assert lands(client) == {1: "de"}
+
+
+# Histories
+
+
+@dataclass(frozen=True)
+class Unlocated(Step):
+    """As the step is otherwise, with nothing looked up."""
+
+    def take(self, client: IndexClient, name: str) -> None:
+        said = {"step": str(self.number)}
+        given = pa.Table.from_pylist(self.rows, ARROW)
+        if self.kind == "upsert":
+            upsert(client, name, given, keys=["id"], summary=said, way=EQUALITY)
+        else:
+            delete(client, name, keys=given.select(["id"]), summary=said, way=EQUALITY)
+
+
+def mixed(rng: random.Random, count: int) -> list[Step]:
+    """Half of the upserts by key alone, and of the deletes, are blind."""
+    made: list[Step] = []
+    for step in steps(rng, count, MODES):
+        blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
+        if step.kind == "upsert" and rng.random() < 0.4:
+            made.append(Unlocated(step.number, "upsert", step.rows))
+        elif blind and rng.random() < 0.6:
+            made.append(Unlocated(step.number, step.kind, step.rows))
+        else:
+            made.append(step)
+    return made
+
+
+SHAPES = (
+    Shape(3, (), (RECORD,)),
+    Shape(2, (("bucket[2]", 1), ("bucket[4]", 1), ("bucket[8]", 1))),
+    Shape(3, (("bucket[4]", 1), ("bucket[8]", 1)), (RECORD,)),
+    Shape(2, (("identity", 2), ("", 0), ("bucket[3]", 1)), (RECORD,)),
+)
+
+
+def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
+    """Specs change while writers are at work; our reader alone knows equality deletes, and judges."""
+    note = f"seed {seed}, {shape}, {writers} writers"
+    first = [shape.specs[0]] if shape.specs else []
+    create(client, version=shape.version, spec=first, properties=dict(shape.properties))
+    taken = {one.number: one for one in mixed(random.Random(seed), count)}
+    turns = max(1, len(shape.specs))
+    if first == [("identity", 2)]:  # no deletes for all partitions before there is a spec for them
+        early = [one for one in taken.values() if one.number <= count // turns + writers]
+        taken |= {one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, Unlocated)}
+    clients = [IndexClient(client.url) for _ in range(writers)]
+    with ThreadPoolExecutor(writers + 1) as pool:
+        for turn in range(turns):
+            mine = [one for one in taken.values() if one.number * turns // count == turn]
+            for start in range(0, len(mine), writers):
+                at_once = zip(mine[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own, "db.t") for step, own in at_once]
+                if turn and not start:
+                    pool.submit(evolve, client, "t", *shape.specs[turn], turn).result(60)
+                for step, future in zip(mine[start:], futures, strict=False):
+                    assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
+    for own in clients:
+        own.close()
+    judge(client, "t", taken, note, version=3, every=every, writers=writers)
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
+    play(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_so_it_is_in_long_histories_of_several_writers(client: IndexClient, seed: int) -> None:
+    play(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)

@@ -1,0 +1,459 @@
+"""Upserts and deletes by key through a real server: what is in the table then, and what had to be read for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import CURRENT, At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, Report, delete, upsert
+from tests.connector.read import typed
+from tests.connector.served import Served
+
+COLUMNS = ("id", "land", "ts", "note")
+FIELDS: list[dict[str, Any]] = [
+    {"id": 1, "name": "id", "required": True, "type": "long"},
+    {"id": 2, "name": "land", "required": False, "type": "string"},
+    {"id": 3, "name": "ts", "required": False, "type": "int"},
+    {"id": 4, "name": "note", "required": False, "type": "string"},
+]
+ARROW = pa.schema([("id", pa.int64()), ("land", pa.string()), ("ts", pa.int32()), ("note", pa.string())])
+BY_ID = {"seamark.index.ids": "record(id)"}
+
+
+def create(
+    client: IndexClient,
+    name: str = "t",
+    *,
+    version: int = 3,
+    spec: Sequence[tuple[str, int]] = (),
+    properties: Mapping[str, str] | None = None,
+    fields: Sequence[dict[str, Any]] = FIELDS,
+) -> None:
+    """`spec` has (transform, source id)."""
+    body: dict[str, Any] = {
+        "name": name,
+        "schema": {"type": "struct", "fields": list(fields)},
+        "properties": {"format-version": str(version), **(properties or {})},
+    }
+    if spec:
+        parts = [
+            {"name": f"p{n}", "transform": transform, "source-id": source, "field-id": 1000 + n}
+            for n, (transform, source) in enumerate(spec)
+        ]
+        body["partition-spec"] = {"spec-id": 0, "fields": parts}
+    client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
+
+
+def rows(*given: tuple[Any, ...]) -> pa.Table:
+    """Of (id, land, ts, note), as many as are given."""
+    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in given], ARROW)
+
+
+def held(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
+    found = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
+    return [tuple(one.values()) for one in found]
+
+
+def files_of(served: Served) -> set[Path]:
+    """Data, delete and index files, whether or not somebody names them."""
+    return {one for one in served.home.rglob("*") if one.suffix in (".parquet", ".puffin") and "cache" not in one.parts}
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_come_in_the_place_of_those_with_their_keys(
+    client: IndexClient, mode: str, version: int, indexed: bool
+) -> None:
+    create(client, version=version, properties=BY_ID if indexed else {})
+    first = upsert(client, "db.t", rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
+    assert (first.inserted, first.updated, first.files_read, first.files_removed) == (3, 0, 0, 0)
+    append(client, "db.t", rows((7, "it", 1)))
+    report = upsert(client, "db.t", rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
+    assert held(client) == [
+        (1, "de", 1, None),
+        (2, "es", 2, None),
+        (3, None, 1, None),
+        (7, "it", 1, None),
+        (9, "at", 2, None),
+    ]
+    assert (report.inserted, report.updated, report.deleted, report.stale) == (1, 1, 0, 0)
+    again = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
+    assert held(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
+    assert again.updated == 2
+    gone = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
+    assert (gone.deleted, gone.attempts) == (2, 1)
+    assert [one[0] for one in held(client)] == [2, 7, 9]
+    gone = delete(client, "db.t", where="ts = 1", mode=mode)
+    assert gone.deleted == 1
+    assert [one[0] for one in held(client)] == [2, 9]
+
+
+# What is read and written for it
+
+
+def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
+    """Keys 0, 1, …, one after the other over the files, or each file every so-manieth."""
+    create(client, **table)
+    for file in range(files):
+        first, step = (file * rows_each, 1) if sorted_keys else (file, files)
+        ids = pa.array(range(first, first + rows_each * step, step), pa.int64())
+        append(client, "db.t", pa.table({"id": ids, "note": pa.array(["old"] * rows_each)}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
+    client: IndexClient, mode: str, indexed: bool
+) -> None:
+    files, each = 40, 250
+    seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
+    keys = list(range(3, 10_000, 997))
+    holding = {(key % files if indexed else key // each) for key in keys}
+    given = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
+    report = upsert(client, "db.t", given, keys=["id"], mode=mode)
+    assert (report.updated, report.inserted) == (len(keys), 0)
+    if mode == "merge-on-read":
+        assert report.files_read == (0 if indexed else len(holding))
+        assert (report.files_written, report.files_removed) == (2, 0)
+    else:
+        assert (report.files_read, report.files_removed) == (len(holding), len(holding))
+        assert report.files_written <= len(holding)
+    found = scan(client, "db.t", ["id", "note"]).to_arrow()
+    assert found.num_rows == files * each
+    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
+    assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(
+    client: IndexClient, mode: str, indexed: bool
+) -> None:
+    """The first case of the project. Keys come in runs, 250 to a file; or every 400th, where only an index knows."""
+    create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
+    ids = range(100_000)
+    lands = [f"{key % 400 if indexed else key // 250:03d}" for key in ids]
+    append(client, "db.t", pa.table({"id": ids, "land": lands, "note": ["old"] * len(ids)}))
+    assert client.files("db.t").num_rows == 400
+    keys = list(range(7, 100_000, 1_000))
+    assert len(keys) == 100
+    holding = {lands[key] for key in keys}
+    given = pa.table({"id": keys, "land": [lands[key] for key in keys], "note": [f"new {key}" for key in keys]})
+    report = upsert(client, "db.t", given, keys=["id"], mode=mode)
+    assert (report.updated, report.inserted) == (100, 0)
+    assert report.files_read <= len(holding)
+    assert report.files_written <= len(holding) + (mode == "merge-on-read")  # one more has all the vectors
+    assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
+    if indexed and mode == "merge-on-read":
+        assert report.files_read == 0
+    found = scan(client, "db.t", ["id", "note"]).to_arrow()
+    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
+    assert len(notes) == found.num_rows
+    changed = set(keys)
+    assert notes == {key: f"new {key}" if key in changed else "old" for key in ids}
+
+
+def test_only_the_buckets_of_the_keys_are_read(client: IndexClient) -> None:
+    create(client, spec=[("bucket[16]", 1)])
+    for start in range(0, 4000, 1000):
+        append(client, "db.t", pa.table({"id": list(range(start, start + 1000))}))
+    report = upsert(client, "db.t", rows((77, "de")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.files_read) == (1, 1)  # the other three files of the bucket by their bounds
+    report = upsert(client, "db.t", rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted) == (2, 1)
+    assert report.files_read <= 7  # of three buckets, those whose bounds hold any of the keys; 65 files there are
+
+
+@pytest.mark.parametrize("kind", ["long", "string"])
+def test_keys_too_many_to_name_are_located_by_ranges_and_buckets(
+    client: IndexClient, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seamark.connector.write.row_locations.VALUES_MAX", 5)
+    monkeypatch.setattr("seamark.connector.write.upserts._SCOPE_VALUES_MAX", 5)
+    create(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
+    create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
+
+    def of(ids: list[int]) -> pa.Array:
+        return pa.array(ids if kind == "long" else [f"key-{one:05d}" for one in ids])
+
+    for start in range(0, 2000, 200):
+        append(client, "db.ranged", pa.table({"id": of(list(range(start, start + 200)))}))
+    append(client, "db.t", pa.table({"id": of(list(range(2000)))}))
+    chosen = [3, 5, *range(1000, 1008), 1995]
+    for name, most in (("ranged", 3), ("t", len(chosen))):  # of 10 and of 64 files
+        given = pa.table({"id": of(chosen)})
+        report = upsert(client, f"db.{name}", given, keys=["id"], mode="merge-on-read")
+        assert (report.updated, report.inserted) == (len(chosen), 0)
+        assert 0 < report.files_read <= most
+        found = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
+        assert sorted(found) == of(list(range(2000))).to_pylist()
+
+
+def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, served: Served) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "old"), (2, "old")))
+    client.put_index("db.t", "ids", kind="record", columns=["id"])
+    append(client, "db.t", rows((3, "old"), (4, "old")))
+    found = client.lookup("db.t", {"id": [1, 3]})
+    assert (found.complete, found.rows.num_rows) == (False, 1)
+    report = upsert(client, "db.t", rows((1, "new"), (3, "new"), (5, "new")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted, report.files_read) == (2, 1, 1)
+    assert [one[:2] for one in held(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
+
+
+def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Served) -> None:
+    create(client, properties=BY_ID)
+    append(client, "db.t", rows((1, "old"), (2, "old")))
+    for file in files_of(served):
+        if "seamark-index" in file.parts:
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+            file.write_bytes(data)
+    report = upsert(client, "db.t", rows((2, "new"), (3, "new")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted) == (1, 1)
+    assert [one[:2] for one in held(client)] == [(1, "old"), (2, "new"), (3, "new")]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_of_which_no_row_stays_is_not_read_to_write_it_anew(
+    client: IndexClient, served: Served, version: int
+) -> None:
+    create(client, version=version, properties=BY_ID)
+    append(client, "db.t", rows((1, "a"), (2, "a")))
+    (whole,) = (one for one in files_of(served) if one.suffix == ".parquet")
+    append(client, "db.t", rows((3, "a"), (4, "a")))
+    whole.unlink()
+    report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
+    assert (report.deleted, report.files_read, report.files_written, report.files_removed) == (3, 1, 1, 2)
+    assert [one[0] for one in held(client)] == [4]
+
+
+# Which row counts
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) -> None:
+    create(client)
+    upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
+    given = rows(
+        (1, "b", 4),  # older than what is stored
+        (2, "b", None),  # as late as what is stored
+        (3, "x", 9),
+        (3, "b", 9),  # the last of the latest
+        (3, "x", 8),
+        (3, "x", None),
+        (4, "b", 0),  # later than null
+        (5, "b", None),
+        (6, "b", None),  # null is before all
+    )
+    report = upsert(client, "db.t", given, keys=["id"], precombine="ts", mode=mode)
+    assert [one[:2] for one in held(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
+    assert (report.inserted, report.updated, report.stale) == (1, 3, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_changes_nothing_still_tells_what_was_found(client: IndexClient, mode: str) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
+    before = client.load_table("db.t").location
+    late = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
+    assert late == Report(stale=2, files_read=1)
+    assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
+    assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
+    assert client.load_table("db.t").location == before, "nothing is committed"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_that_are_not_named_stay(client: IndexClient, mode: str) -> None:
+    create(client, spec=[("identity", 2)])
+    upsert(client, "db.t", rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
+    given = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
+    report = upsert(client, "db.t", given, keys=["id"], columns=["note"], mode=mode)
+    assert held(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
+    assert (report.inserted, report.updated) == (1, 1)
+    assert report.files_read == 1
+    every = upsert(client, "db.t", rows((1, "it", 7, "z")), keys=["id"], columns=["ts", "note", "land"], mode=mode)
+    assert held(client)[0] == (1, "it", 7, "z")
+    assert every.updated == 1
+
+
+def test_a_table_that_has_a_key_several_times_has_it_once_afterwards(client: IndexClient) -> None:
+    create(client, properties=BY_ID)
+    append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
+    append(client, "db.t", rows((1, "d", None, "w"), (2, "e", 1)))
+    report = upsert(client, "db.t", rows((1, "", 3, "new")), keys=["id"], columns=["note"], precombine="ts")
+    assert held(client) == [(1, "b", 3, "new"), (2, "e", 1, None)]
+    assert (report.updated, report.deleted) == (1, 3)
+
+
+@pytest.mark.parametrize("how", ["where", "keys", "upsert"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_column_that_is_called_as_positions_are_is_a_column(client: IndexClient, mode: str, how: str) -> None:
+    names = ("id", "_pos", "_file")
+    fields = [{"id": n + 1, "name": one, "required": False, "type": "long"} for n, one in enumerate(names)]
+    create(client, fields=fields)
+    append(client, "db.t", pa.table({"id": [10, 11, 12, 13], "_pos": [3, 2, 1, 0], "_file": [7, 7, 7, 7]}))
+    wanted = [(11, 2, 7), (12, 1, 7), (13, 0, 7)]
+    if how == "upsert":
+        given = pa.table({"id": [10], "_pos": [77], "_file": [8]})
+        assert upsert(client, "db.t", given, keys=["id"], columns=["_file"], precombine="_pos", mode=mode).updated == 1
+        wanted = [(10, 77, 8), *wanted]
+    elif how == "keys":
+        assert delete(client, "db.t", keys=pa.table({"_pos": [3]}), mode=mode).deleted == 1
+    else:
+        assert delete(client, "db.t", where="_pos = 3", mode=mode).deleted == 1
+    found = scan(client, "db.t", names).to_arrow().sort_by("id").to_pylist()
+    assert [tuple(one.values()) for one in found] == wanted
+
+
+# Keys
+
+
+@pytest.mark.parametrize("way", ["lookup", "scan"])
+def test_keys_of_every_type_are_found(client: IndexClient, way: str) -> None:
+    for number, (kind, samples) in enumerate(typed.SAMPLES.items()):
+        name = f"k{number}"
+        fields = [
+            {"id": 1, "name": "k", "required": False, "type": kind},
+            {"id": 2, "name": "v", "required": False, "type": "int"},
+        ]
+        create(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
+        # -0.0 and 0.0 are one key
+        values = list({repr(one): one for one in samples if repr(one) != "-0.0"}.values())
+        append(
+            client,
+            f"db.{name}",
+            pa.table({"k": typed.array(kind, [*values, None]), "v": pa.array([0] * (len(values) + 1))}),
+        )
+        chosen = values[1:]
+        given = pa.table({"k": typed.array(kind, chosen), "v": pa.array([1] * len(chosen))})
+        report = upsert(client, f"db.{name}", given, keys=["k"], mode="merge-on-read", way=way)
+        assert (report.updated, report.inserted) == (len(chosen), 0), kind
+        read = scan(client, f"db.{name}").to_arrow()
+        pairs = zip(typed.plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
+        wanted = [(values[0], 0), (None, 0), *((one, 1) for one in chosen)]
+        assert sorted(map(repr, pairs)) == sorted(map(repr, wanted)), kind
+        gone = delete(client, f"db.{name}", keys=given.select(["k"]), mode="copy-on-write", way=way)
+        assert gone.deleted == len(chosen), kind
+
+
+@pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
+def test_keys_of_several_columns_are_found_whole(client: IndexClient, properties: dict[str, str]) -> None:
+    create(client, properties=properties, spec=[("identity", 2)])
+    append(client, "db.t", rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
+    report = upsert(client, "db.t", rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
+    assert (report.updated, report.inserted) == (1, 1)
+    found = sorted((one[0], str(one[1]), one[2]) for one in held(client))
+    assert found == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
+
+
+def twice(name: str) -> pa.Table:
+    return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "says"),
+    [
+        (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
+        (rows((1, "de")), {"keys": ["nothing"]}, "no column nothing"),
+        (rows((1, "de")), {"keys": []}, "at least one"),
+        (rows((1, "de")), {"keys": ["id", "id"]}, "each once"),
+        (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
+        (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
+        (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
+        (twice("note"), {"keys": ["id"], "columns": ["note"]}, "the rows have 2 columns note"),
+        (twice("note"), {"keys": ["id"]}, "the rows have 2 columns note"),
+        (twice("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
+        (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
+        (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
+        ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
+        (rows((1, "de")), {"keys": ["id"], "way": "lookup"}, "no record index is on the key id"),
+    ],
+)
+def test_what_is_no_upsert_is_refused_and_leaves_nothing(
+    client: IndexClient, served: Served, given: Any, how: dict[str, Any], says: str
+) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "de")))
+    before = files_of(served)
+    with pytest.raises(Unwritable, match=says):
+        upsert(client, "db.t", given, **how)
+    assert files_of(served) == before
+    assert held(client) == [(1, "de", None, None)]
+
+
+def test_modes_and_ways_that_there_are_not_are_refused(client: IndexClient) -> None:
+    create(client, properties={"write.merge.mode": "sometimes"})
+    with pytest.raises(Unwritable, match=r"write.merge.mode is 'sometimes'"):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"])
+    with pytest.raises(ValueError, match="mode is 'fast'"):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
+    with pytest.raises(ValueError, match="way is 'guess'"):
+        delete(client, "db.t", keys=rows((1, "de")).select(["id"]), way="guess")
+    with pytest.raises(ValueError, match="by keys or by a predicate"):
+        delete(client, "db.t")
+
+
+def test_the_table_says_in_which_mode(client: IndexClient) -> None:
+    create(client, properties={"write.update.mode": "merge-on-read", "write.delete.mode": "merge-on-read"})
+    upsert(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")), keys=["id"])
+    report = upsert(client, "db.t", rows((1, "b")), keys=["id"])
+    assert (report.files_written, report.files_removed) == (2, 0)
+    report = delete(client, "db.t", keys=pa.table({"id": [2]}))
+    assert (report.files_written, report.files_removed) == (1, 1)  # a new deletion vector in the place of the first
+    assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+
+
+@pytest.mark.parametrize("mode", [*MODES, "unlocated"])
+def test_more_index_files_than_a_commit_may_bring_fail_no_change(
+    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in ("seamark.connector.write.appends", "seamark.metaserver.commit.changes.change"):
+        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
+    create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
+    append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))
+    if mode == "unlocated":
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY)
+        delete(client, "db.t", keys=pa.table({"id": [2]}), way=EQUALITY)
+    else:
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
+        delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
+    assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
+    brought = [one for one in files_of(served) if "seamark-index" in one.parts]
+    assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
+
+
+@pytest.mark.parametrize(
+    "given", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
+)
+def test_no_rows_at_all_change_nothing_however_they_are_to_be_combined(client: IndexClient, given: Any) -> None:
+    """As a stream's empty batch."""
+    create(client)
+    for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
+        assert upsert(client, "db.t", given, keys=["id"], **how) == Report()
+    with pytest.raises(Unwritable, match="the table has no column when"):
+        upsert(client, "db.t", given, keys=["id"], precombine="when")
+    fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
+    create(client, "u", fields=fields)  # files have it by another name
+    assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()
+
+
+def test_nothing_to_do_makes_no_snapshot(client: IndexClient, served: Served) -> None:
+    create(client)
+    assert upsert(client, "db.t", rows(), keys=["id"]) == Report()
+    assert delete(client, "db.t", keys=[]) == Report()
+    assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
+    assert delete(client, "db.t", where="id = 5") == Report()
+    assert files_of(served) == set()

@@ -1,0 +1,257 @@
+"""Upserts beside other writers: overtaken, cut off from their answers, and eight at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.client.client import CURRENT
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.errors import BadRequest, Conflict, Refused, ServerFailed
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import Report, delete, upsert
+from tests.connector.served import Served
+from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
+    """Each of the works is done just before one commit, in turn; how many commits were tried."""
+    real, left, tried = CommitClient.commit, list(works), [0]
+
+    def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        tried[0] += 1
+        if left:
+            work = left.pop(0)
+            monkeypatch.setattr(CommitClient, "commit", real)
+            work()
+            monkeypatch.setattr(CommitClient, "commit", commit)
+        answer: dict[str, Any] = real(self, table, body)
+        return answer
+
+    monkeypatch.setattr(CommitClient, "commit", commit)
+    return tried
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_overtaken_upsert_is_done_anew_from_what_stands(
+    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client)
+    upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
+    kept = files_of(served)
+    fresh: list[Path] = []
+
+    def other() -> None:
+        before = files_of(served)
+        upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
+        fresh.extend(files_of(served) - before)
+
+    tried = meanwhile(monkeypatch, other)
+    report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
+    assert (report.attempts, tried[0]) == (2, 2)
+    assert (report.updated, report.inserted) == (2, 0)
+    assert held(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
+    assert len(files_of(served) - kept - set(fresh)) == report.files_written  # nothing is left of the first attempt
+
+
+def test_appended_rows_with_its_keys_are_not_missed(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a")))
+    meanwhile(
+        monkeypatch, lambda: append(client, "db.t", rows((7, "a"))), lambda: append(client, "db.t", rows((8, "a")))
+    )
+    report = upsert(client, "db.t", rows((7, "b")), keys=["id"])
+    assert (report.attempts, report.updated) == (2, 1)  # the row 8 is none of its keys
+    assert [one[:2] for one in held(client)] == [(1, "a"), (7, "b"), (8, "a")]
+
+
+def test_who_is_always_overtaken_gives_up_and_cleans_up(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client)
+    upsert(client, "db.t", rows((1, "a")), keys=["id"])
+    left = set()
+
+    def other() -> None:
+        before = files_of(served)
+        upsert(client, "db.t", rows((1, "b")), keys=["id"])
+        left.update(files_of(served) - before)
+
+    before = files_of(served)
+    meanwhile(monkeypatch, other, other, other)
+    with pytest.raises(Refused) as error:
+        upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
+    assert error.value.status == 409
+    assert held(client)[0][1] == "b"
+    assert files_of(served) == before | left
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"]),
+        lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
+        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY),
+    ],
+    ids=["upsert", "delete", "unlocated"],
+)
+def test_a_table_that_was_made_anew_meanwhile_is_left_alone_and_the_change_is_refused(
+    client: IndexClient, served: Served, change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a")))
+
+    def other() -> None:
+        """Another table of the name, of other columns and without the key."""
+        client._request("DELETE", "/v1/namespaces/db/tables/t", {})
+        create(client, fields=[FIELDS[1]])
+
+    before = files_of(served)
+    tried = meanwhile(monkeypatch, other)
+    with pytest.raises(Conflict):
+        change(client)
+    assert tried[0] == 1
+    assert files_of(served) == before
+    assert scan(client, "db.t").to_arrow().num_rows == 0
+
+
+def test_what_would_change_nothing_of_the_table_made_anew_is_refused_too(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a")))
+
+    def other() -> None:
+        client._request("DELETE", "/v1/namespaces/db/tables/t", {})
+        create(client)
+        append(client, "db.t", rows((5, "a")))
+
+    meanwhile(monkeypatch, other)
+    with pytest.raises(Conflict):
+        delete(client, "db.t", keys=pa.table({"id": [1]}))
+    assert [one[0] for one in held(client)] == [5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_that_was_upgraded_meanwhile_is_changed_as_its_format_has_it_now(
+    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, version=2)
+    append(client, "db.t", rows((1, "a"), (2, "a")))
+    before = files_of(served)
+    meanwhile(monkeypatch, lambda: upgrade(client, 3))
+    report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
+    assert held(client) == [(1, "b", None, None), (2, "a", None, None)]
+    assert len(files_of(served) - before) == report.files_written  # nothing is left of a first attempt
+
+
+def test_what_the_server_refuses_for_another_reason_is_tried_once(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(client, version=2)
+    tried = meanwhile(monkeypatch)
+    with pytest.raises(BadRequest):
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], summary={"total-records": "8"})
+    assert tried[0] == 1
+
+
+def upgrade(client: IndexClient, version: int) -> None:
+    update = {"action": "upgrade-format-version", "format-version": version}
+    body = {"requirements": [], "updates": [update]}
+    client._request("POST", "/v1/namespaces/db/tables/t", {}, json.dumps(body).encode())
+
+
+def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client)
+    append(client, "db.t", rows((1, "a"), (2, "a")))
+    real, lost = type(client)._request, [0]
+
+    def request(self: Any, method: str, path: str, *args: Any, **more: Any) -> bytes:
+        answer = real(self, method, path, *args, **more)
+        if path.endswith("/commit") and not lost[0]:
+            lost[0] += 1
+            raise ServerFailed("gone", status=502)
+        return answer
+
+    monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
+    report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
+    assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
+    assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
+    stored = files_of(served)
+    again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
+    assert files_of(served) == stored
+    assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
+    assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
+
+
+def at_once(client: IndexClient, works: Sequence[Any]) -> None:
+    """Each in a thread of its own, with a client of its own."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(work, IndexClient(client.url)) for work in works]
+    for future in futures:
+        future.result()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_writers_of_different_buckets_never_wait_for_each_other(client: IndexClient, mode: str) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
+    by_bucket = [file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
+    assert len(by_bucket) == 8
+    reports: list[Report] = []
+
+    def writer(keys: list[int]) -> Any:
+        def work(own: IndexClient) -> None:
+            for turn in range(1, 6):
+                given = rows(*((key, None, turn) for key in keys[turn::3]))
+                reports.append(upsert(own, "db.t", given, keys=["id"], precombine="ts", mode=mode))
+
+        return work
+
+    at_once(client, [writer(keys) for keys in by_bucket])
+    assert len(reports) == 40
+    assert {one.attempts for one in reports} == {1}
+    wanted = dict.fromkeys(range(400), 0)
+    for keys in by_bucket:
+        for turn in range(1, 6):
+            wanted |= dict.fromkeys(keys[turn::3], turn)
+    assert {one[0]: one[2] for one in held(client)} == wanted
+    assert len(held(client)) == 400
+
+
+def file_keys(path: str) -> list[int]:
+    with pa.memory_map(path.removeprefix("file://")) as source:
+        found: list[int] = pq.read_table(source, columns=["id"])["id"].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_writers_of_one_bucket_come_one_by_one(client: IndexClient, mode: str) -> None:
+    create(client, spec=[("bucket[1]", 1)], properties=BY_ID)
+    append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))
+    attempts: list[int] = []
+
+    def writer(number: int) -> Any:
+        def work(own: IndexClient) -> None:
+            for turn in range(4):
+                given = rows(
+                    (1, None, turn * 8 + number), (2 + number % 2, None, turn * 8 + number), (number + 10, None, turn)
+                )
+                attempts.append(upsert(own, "db.t", given, keys=["id"], precombine="ts", mode=mode).attempts)
+
+        return work
+
+    at_once(client, [writer(number) for number in range(8)])
+    assert max(attempts) > 1
+    assert [(one[0], one[2]) for one in held(client)] == [(1, 31), (2, 30), (3, 31), *((10 + n, 3) for n in range(8))]

@@ -1,0 +1,248 @@
+"""Random histories of appends, upserts and deletes by two writers at once, against a plain dict at every snapshot.
+
+Which of two writers came first is what the snapshots say: each names the step that made it, and the model takes the
+steps in that order. The model knows rows and nothing of files; it shares no code with the writers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.connector.client.client import At
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import delete, upsert
+from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create, held
+
+Row = dict[str, Any]
+LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
+
+
+@dataclass(frozen=True)
+class Step:
+    """`kind` is append, upsert, partial, unlocated, keys or where. Each has a producer of its own, so that it makes a
+    snapshot, if an empty one, and may come again at any time."""
+
+    number: int
+    kind: str
+    rows: list[Row] = field(default_factory=list)
+    by: str | None = None
+    mode: str = MODES[0]
+    way: str | None = None
+    where: tuple[str, int] = ("", 0)
+
+    def take(self, client: IndexClient, name: str) -> Any:
+        said: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
+        how: dict[str, Any] = {"mode": self.mode, "way": self.way}
+        given = pa.Table.from_pylist(self.rows, ARROW)
+        match self.kind:
+            case "append":
+                return append(client, name, given, **said)
+            case "unlocated":
+                return upsert(client, name, given, keys=["id"], way=EQUALITY, **said)
+            case "upsert":
+                return upsert(client, name, given, keys=["id"], precombine=self.by, **how, **said)
+            case "partial":
+                return upsert(client, name, given, keys=["id"], precombine=self.by, columns=["note"], **how, **said)
+            case "keys":
+                return delete(client, name, keys=given, key=["id"], **how, **said)
+            case "where":
+                land, ts = self.where
+                return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **said)
+        raise AssertionError(self.kind)
+
+    def repeat(self, client: IndexClient, name: str) -> None:
+        """AssertionError where it is done again."""
+        again = self.take(client, name)
+        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} is done again"
+
+    def on(self, model: dict[int, Row]) -> dict[int, Row]:
+        made = dict(model)
+        if self.kind == "append":
+            return made | {row["id"]: row for row in self.rows}
+        if self.kind == "keys":
+            return {one: row for one, row in made.items() if one not in {row["id"] for row in self.rows}}
+        if self.kind == "where":
+            land, ts = self.where
+            return {
+                one: row
+                for one, row in made.items()
+                if not (row["land"] == land and row["ts"] is not None and row["ts"] < ts)
+            }
+        best: dict[int, Row] = {}
+        for row in self.rows:
+            if row["id"] not in best or not self.is_older(row, best[row["id"]]):
+                best[row["id"]] = row
+        for one, row in best.items():
+            stored = made.get(one)
+            if stored is not None and self.is_older(row, stored):
+                continue
+            if self.kind == "partial":
+                named = {"id": one, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
+                row = (stored or dict.fromkeys(COLUMNS)) | named
+            made[one] = row
+        return made
+
+    def is_older(self, row: Row, other: Row) -> bool:
+        if self.by is None:
+            return False
+        mine, theirs = row[self.by], other[self.by]
+        if mine is None or theirs is None:
+            return mine is None and theirs is not None
+        return bool(mine < theirs)
+
+
+def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
+    fresh, settled = 1000, [1000]  # the next key to append, and which it was after each step
+
+    def row(key: int, number: int) -> Row:
+        ts = None if rng.random() < 0.1 else rng.randrange(100)
+        return {"id": key, "land": rng.choice(LANDS), "ts": ts, "note": f"{number}.{rng.randrange(10)}"}
+
+    for number in range(count):
+        kinds = ("append", "upsert", "partial", "keys", "where", "unlocated")
+        kind = rng.choices(kinds, (2, 6, 4, 2, 1, 6 if unlocated else 0))[0]
+        some = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
+        if kind == "append":
+            some = list(range(fresh, fresh + 5))
+            fresh += 5
+        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # who appends at the same time does not look for keys
+            some.append(rng.randrange(1000, settled[-5:][0]))
+        settled.append(fresh)
+        yield Step(
+            number,
+            kind,
+            [row(one, number) for one in some],
+            None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
+            rng.choice(modes),
+            "scan" if rng.random() < 0.3 else None,
+            (rng.choice(LANDS[:3]) or "", rng.randrange(60)),
+        )
+
+
+def in_model(model: dict[int, Row]) -> list[tuple[Any, ...]]:
+    return [tuple(model[one][column] for column in COLUMNS) for one in sorted(model)]
+
+
+def evolve(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
+    """The table's files are partitioned by this from now on."""
+    part = {"name": f"q{number}", "transform": transform, "source-id": source, "field-id": 2000 + number}
+    updates = [
+        {"action": "add-spec", "spec": {"spec-id": number, "fields": [part] if transform else []}},
+        {"action": "set-default-spec", "spec-id": -1},
+    ]
+    body = json.dumps({"requirements": [], "updates": updates}).encode()
+    client._request("POST", f"/v1/namespaces/db/tables/{name}", {}, body)
+
+
+def judge(
+    client: IndexClient, name: str, taken: dict[int, Step], note: str, *, version: int, every: int, writers: int
+) -> None:
+    """Each snapshot by our reader, and where PyIceberg reads the version, some by it."""
+    loaded = json.loads(client.load_table(f"db.{name}", history=True).metadata)
+    model: dict[int, Row] = {}
+    seen: set[int] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with RestCatalog("sea", uri=client.url) as catalog:
+            theirs = catalog.load_table(f"db.{name}") if version == 2 else None
+            snapshots = sorted(loaded.get("snapshots", []), key=lambda one: one["sequence-number"])
+            for place, snapshot in enumerate(snapshots):
+                number = int(snapshot["summary"]["step"])
+                assert number not in seen, f"{note}: step {number} is there twice"
+                seen.add(number)
+                model = taken[number].on(model)
+                wanted, snapshot_id = in_model(model), snapshot["snapshot-id"]
+                told = f"{note}, after step {taken[number]}"
+                last = place == len(snapshots) - 1
+                if place % every == 0 or last:
+                    assert held(client, f"db.{name}", At(snapshot_id=snapshot_id)) == wanted, told
+                if theirs is not None and (place % (5 * every) == 0 or last):
+                    found = theirs.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
+                    assert [tuple(one.values()) for one in found.select(COLUMNS).sort_by("id").to_pylist()] == wanted, (
+                        told
+                    )
+    assert taken.keys() == seen, f"{note}: lost are {[taken[one] for one in sorted(taken.keys() - seen)]}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a table, and how its specs change on the way: (transform, source id)."""
+
+    version: int
+    specs: tuple[tuple[str, int], ...] = ()
+    properties: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def by_key(self) -> bool:
+        """Whether equality deletes by the key meet every file. Not of version 2: PyIceberg judges it without them."""
+        return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
+
+    def __str__(self) -> str:
+        return f"v{self.version} {' then '.join(f'{name}({one})' for name, one in self.specs)} {dict(self.properties)}"
+
+
+ATTEMPTS_MAX = 12
+"""Of one change beside at most three others."""
+RECORD = ("seamark.index.ids", "record(id)")
+BLOOM = ("seamark.index.ids", "bloom(id)")
+SHAPES = (
+    Shape(3, (), (RECORD,)),
+    Shape(2, (("identity", 2),), (BLOOM,)),
+    Shape(3, (("bucket[4]", 1),)),
+    Shape(2, (("bucket[4]", 1), ("bucket[8]", 1), ("identity", 2)), (RECORD,)),
+    Shape(3, (("identity", 2), ("bucket[3]", 1), ("", 0)), (BLOOM, ("seamark.index.lands", "bitmap(land)"))),
+    Shape(2, (("", 0), ("bucket[2]", 1), ("bucket[4]", 1))),
+)
+
+
+def play(
+    client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int, name: str = "t"
+) -> None:
+    note = f"seed {seed}, {shape}"
+    rng = random.Random(seed)
+    first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
+    create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
+    taken = {one.number: one for one in steps(rng, count, MODES, unlocated=shape.by_key)}
+    turns = max(1, len(shape.specs))
+    clients = [IndexClient(client.url) for _ in range(writers)]
+    with ThreadPoolExecutor(writers) as pool:
+        for turn in range(turns):
+            if turn:
+                evolve(client, name, *shape.specs[turn], turn)
+            mine = [one for one in taken.values() if one.number * turns // count == turn]
+            for start in range(0, len(mine), writers):
+                at_once = zip(mine[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own, f"db.{name}") for step, own in at_once]
+                for step, future in zip(mine[start:], futures, strict=False):
+                    assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
+                    attempts = getattr(future.result(), "attempts", 1)
+                    assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: starved for {attempts} attempts"
+                if start and rng.random() < 0.3:
+                    rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
+    for one in clients:
+        one.close()
+    judge(client, name, taken, note, version=shape.version, every=every, writers=writers)
+
+
+@pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
+    play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_so_it_is_in_long_histories_of_several_writers(client: IndexClient, seed: int) -> None:
+    play(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)

@@ -1,0 +1,406 @@
+"""Batches that become data files: every row in one file, of its partition, in order, no larger than it should be."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.partitioning import PartitionKey
+from pyiceberg.table.locations import load_location_provider
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, index_data_files
+from seamark.connector.write.appends import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
+from seamark.connector.write.data_files import FileWriter
+from seamark.connector.write.locations import data_location, partition_path
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.iceberg.types.transforms import apply
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.wire import INDEX_FOLDER
+from tests.connector.write.written import order, read_by_pyiceberg, spec, table, target
+from tests.services.s3 import S3
+
+SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string"), Field(3, "day", False, "date")))
+INDEXED = {
+    "seamark.index.names": "bloom(lower(name))",
+    "seamark.index.days": "bitmap(day)",
+    "seamark.index.ids": "record(id)",
+}
+
+
+def rows(count: int, seed: int = 1) -> pa.Table:
+    """The ids are unique, so that rows are told apart."""
+    rng = random.Random(seed)
+    return pa.table(
+        {
+            "id": rng.sample(range(10 * count), count),
+            "name": [rng.choice([None, "Ab", rng.randbytes(10).hex()]) for _ in range(count)],
+            "day": pa.array([rng.choice([None, *range(5)]) for _ in range(count)], pa.int32()).cast(pa.date32()),
+        }
+    )
+
+
+def by_id(read: pa.Table) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = read.sort_by("id").to_pylist()
+    return found
+
+
+def ids_of(file: dict[str, Any]) -> list[int]:
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
+        ids: list[int] = opened.read(columns=["id"])["id"].to_pylist()
+    return ids
+
+
+def check(metadata: TableMetadata, written: WrittenFiles, given: pa.Table) -> None:
+    """All rows are there once, each in the partition of its values, and the files are as they are told to be."""
+    assert by_id(read_by_pyiceberg(metadata, written.files)) == by_id(given)
+    assert written.rows == given.num_rows
+    values = {one["id"]: one for one in given.to_pylist()}
+    for json in written.files:
+        file = decode_content_file(json, metadata)
+        path = Path(file.file_path.removeprefix("file://"))
+        assert path.stat().st_size == file.file_size_in_bytes
+        ids = ids_of(json)
+        assert len(ids) == file.record_count
+        for one in ids:
+            row = values[one]
+            forms = {1: row["id"], 2: row["name"], 3: None if row["day"] is None else row["day"].toordinal() - 719_163}
+            for field, value in zip(metadata.default_spec.fields, file.partition, strict=True):
+                column = SCHEMA.column(field.sources[0])
+                assert column is not None
+                assert isinstance(column.type, str)
+                assert apply(field.transform, column.type, forms[column.id]) == value
+
+
+@pytest.mark.parametrize(
+    "sorted_by", [(), (("identity", 2, "desc", "nulls-last"), ("bucket[4]", 1, "asc", "nulls-first"))]
+)
+@pytest.mark.parametrize("fields", [(), (("bucket[4]", 1),), (("identity", 3), ("truncate[1]", 2))])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        WriteLimits(),
+        WriteLimits(buffered_bytes=10_000),
+        WriteLimits(buffered_bytes=10_000, open_files=2, index_bytes=99),
+    ],
+    ids=["at leisure", "little memory", "few files open"],
+)
+def test_every_row_is_written_once_into_its_partition(
+    tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits
+) -> None:
+    by = order(*sorted_by) if sorted_by else order()
+    metadata = table(tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _unsorted(), properties=INDEXED)
+    given = rows(1500)
+    written = write_batches(target(metadata), given.to_batches(max_chunksize=200), limits=limits)
+    check(metadata, written, given)
+    check_indexes(target(metadata), written)
+    assert {file["sort-order-id"] for file in written.files} == {1 if sorted_by else 0}
+    for file in written.files if sorted_by else ():
+        names = _column(file, "name")
+        present = [one for one in names if one is not None]
+        assert names == present + [None] * (len(names) - len(present))
+        assert present == sorted(present, key=str.encode, reverse=True)
+
+
+def _unsorted() -> Any:
+    return table("file:///nowhere", SCHEMA).sort_orders[0]
+
+
+def _column(file: dict[str, Any], name: str) -> list[Any]:
+    with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
+        found: list[Any] = opened.read(columns=[name])[name].to_pylist()
+    return found
+
+
+def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
+    """They are, to the byte, what a builder makes of the same files; and where the server looks for them."""
+    assert written.skipped == ()
+    assert len(written.index_files) == len(to.indexes)
+    files = [DataFile(one["file-path"], one["file-size-in-bytes"], one["record-count"]) for one in written.files]
+    made = {}
+    for task in to.indexes:
+        location = index_data_files(task, files).location
+        assert location is not None
+        made[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
+    for json in written.index_files:
+        assert json["location"].startswith(f"{to.location}/{INDEX_FOLDER}/")
+        data = Path(json["location"].removeprefix("file://")).read_bytes()
+        assert len(data) == json["size-in-bytes"]
+        opened = open_index_file(data, json["location"])
+        assert data == made.pop(opened.header.definition)
+    assert made == {}
+
+
+def test_files_are_of_the_target_size(tmp_path: Path) -> None:
+    size = 150_000
+    properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
+    for by in (_unsorted(), order(("identity", 2, "asc", "nulls-first"))):
+        metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=by, properties=properties)
+        given = rows(120_000)
+        written = write_batches(target(metadata), given.to_batches())
+        check(metadata, written, given)
+        sizes = sorted(file["file-size-in-bytes"] for file in written.files)
+        assert len(sizes) > 6
+        assert sizes[-1] < 2 * size
+        assert sizes[2] > size / 2, "all but the last of each bucket are full"
+        groups = [len(file["split-offsets"]) for file in written.files]
+        assert max(groups) >= 3
+
+
+def test_memory_is_bounded_whatever_is_written(tmp_path: Path) -> None:
+    """Arrow's own memory is what a writer holds: some megabytes, of which none is left."""
+    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[16]", 1)))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for seed in range(30):
+            start = seed * 20_000
+            ids = pa.array(range(start, start + 20_000), pa.int64())
+            names = pa.array([f"{one:0100d}" for one in range(20_000)])
+            yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
+
+    before = pa.total_allocated_bytes()
+    most = 0
+    with TableWriter(target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
+        for batch in batches():
+            writer.write(batch)
+            del batch
+            most = max(most, pa.total_allocated_bytes() - before)
+        written = writer.close()
+    assert written.rows == 600_000
+    assert most < 40 << 20, "70 MB were given"
+    del writer
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_many_partitions_have_few_files_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: set[int] = set()
+    most = 0
+    begin, close = FileWriter._opened, FileWriter.close
+
+    def begun(self: FileWriter, count: int) -> Any:
+        nonlocal most
+        opened.add(id(self))
+        most = max(most, len(opened))
+        return begin(self, count)
+
+    def closed(self: FileWriter) -> dict[str, Any]:
+        made = close(self)
+        opened.discard(id(self))
+        return made
+
+    monkeypatch.setattr(FileWriter, "_opened", begun)
+    monkeypatch.setattr(FileWriter, "close", closed)
+    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
+    given = rows(1000)
+    limits = WriteLimits(buffered_bytes=300_000, open_files=7)
+    written = write_batches(target(metadata), given.to_batches(max_chunksize=100), limits=limits)
+    check(metadata, written, given)
+    assert most == 7
+    assert len(written.files) < 400, "not a file for each batch and partition"
+
+
+def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) -> None:
+    schema = Schema((Field(1, "ratio", False, "double"),))
+    metadata = table(tmp_path, schema, spec=spec(("identity", 1)))
+    batches = [pa.RecordBatch.from_pydict({"ratio": [0.0, -0.0, float("nan"), None]}) for _ in range(3)]
+    written = write_batches(target(metadata), batches)
+    assert sorted(str(file["partition"]) for file in written.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
+    for file in written.files:
+        assert {str(one) for one in _column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
+
+
+def test_a_row_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED)
+    bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
+    with pytest.raises(Unwritable, match="column id is required"):
+        write_batches(
+            target(metadata), [*rows(2000).to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3)
+        )
+    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+def test_storage_that_fails_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEXED)
+    left = 3
+    write = FileWriter.write
+
+    def failing(self: FileWriter, given: pa.Table) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError("the disk is full")
+        write(self, given)
+
+    monkeypatch.setattr(FileWriter, "write", failing)
+    with pytest.raises(OSError, match="full"):
+        write_batches(target(metadata), rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
+    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+def test_files_are_written_to_s3_and_taken_back(s3: S3, s3_bucket: str) -> None:
+    storage = Storage(
+        {
+            "s3.endpoint": s3.endpoint,
+            "s3.region": s3.region,
+            "s3.access-key-id": s3.access_key,
+            "s3.secret-access-key": s3.secret_key,
+        }
+    )
+    location = f"s3://{s3_bucket}/db/t"
+    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
+    given = rows(300)
+
+    def there() -> dict[str, int]:
+        listed = s3.client().list_objects_v2(Bucket=s3_bucket)
+        keys = [one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")]  # Arrow leaves folders
+        return {f"s3://{s3_bucket}/{one['Key']}": one["Size"] for one in keys}
+
+    written = write_batches(to, given.to_batches())
+    assert there() == {one["file-path"]: one["file-size-in-bytes"] for one in written.files} | {
+        one["location"]: one["size-in-bytes"] for one in written.index_files
+    }
+    seen = [pq.read_table(pa.BufferReader(storage.read(one["file-path"]))) for one in written.files]
+    assert sorted(one for file in seen for one in file["id"].to_pylist()) == sorted(given["id"].to_pylist())
+    written.discard(storage)
+    assert there() == {}
+    bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
+    with pytest.raises(Unwritable, match="column id is required"):
+        write_batches(to, [*given.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
+    assert there() == {}
+
+
+def test_a_table_whose_files_are_to_be_encrypted_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(Unwritable, match="encrypted"):
+        target(table(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
+
+
+def test_what_was_written_can_be_discarded_twice(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA, properties=INDEXED)
+    written = write_batches(target(metadata), rows(10).to_batches())
+    assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
+    for _ in range(2):
+        written.discard(Storage())
+        assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+def test_a_column_that_an_index_has_no_keys_of_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEXED})
+
+    def broken(*_: object) -> Any:
+        raise ValueError("no keys today")
+
+    monkeypatch.setattr("seamark.connector.write.appends.keys_of_term", broken)
+    written = write_batches(target(metadata), rows(10).to_batches())
+    assert written.rows == 10
+    assert written.index_files == ()
+    assert [path for path, _ in written.skipped] == [written.files[0]["file-path"]] * 4
+    assert all("no keys today" in why for _, why in written.skipped)
+
+
+def test_a_target_is_picklable_once_it_was_used(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
+    to = target(metadata)
+    write_batches(to, rows(3).to_batches())
+    again = pickle.loads(pickle.dumps(to))
+    assert again == to
+    given = rows(100)
+    check(metadata, write_batches(again, given.to_batches()), given)
+
+
+def test_no_rows_make_no_file(tmp_path: Path) -> None:
+    metadata = table(tmp_path, SCHEMA, properties=INDEXED)
+    assert write_batches(target(metadata), []) == WrittenFiles()
+    assert write_batches(target(metadata), rows(3).slice(0, 0).to_batches()) == WrittenFiles()
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_rows_come_in_whatever_form_arrow_has_them() -> None:
+    given = rows(10)
+    batch = given.to_batches()[0]
+    reader = pa.RecordBatchReader.from_batches(given.schema, [batch, batch])
+
+    class Speaks:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return given.__arrow_c_stream__(requested_schema)
+
+    forms: list[tuple[Any, int]] = [(given, 10), (batch, 10), (reader, 20), (Speaks(), 10), ([batch, given], 20)]
+    for form, count in forms:
+        assert sum(one.num_rows for one in batches_of(form)) == count
+    for wrong in ({"id": [1]}, "rows", 7):
+        with pytest.raises(Unwritable, match=type(wrong).__name__):
+            list(batches_of(wrong))
+
+
+# Where files lie
+
+
+PARTITIONED = {
+    "identity": (["name", "a day"], ["identity", "day"], ["string", "date"], ["x/y ü%", 19_000]),
+    "null": (["name"], ["truncate[2]"], ["string"], [None]),
+    "numbers": (["b", "y", "m", "h"], ["bucket[4]", "year", "month", "hour"], ["int"] * 4, [3, 50, 649, 438_291]),
+    "before": (["y", "m", "h", "d"], ["year", "month", "hour", "day"], ["int"] * 3 + ["date"], [-1, -1, -1, -1]),
+    "bytes": (["b", "f"], ["identity", "identity"], ["binary", "boolean"], [b"\xff\0", True]),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONED)
+def test_folders_are_named_as_iceberg_names_them(name: str) -> None:
+    expected = {
+        "identity": "name=x%2Fy+%C3%BC%25/a+day=2022-01-08",
+        "null": "name=null",
+        "numbers": "b=3/y=2020/m=2024-02/h=2020-01-01-03",
+        "before": "y=1969/m=1969-12/h=1969-12-31-23/d=1969-12-31",
+        "bytes": "b=%2FwA%3D/f=true",
+    }
+    assert partition_path(*PARTITIONED[name]) == expected[name]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"write.data.path": "s3://other/place/"},
+        {"write.object-storage.enabled": "true"},
+        {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": "false"},
+    ],
+    ids=str,
+)
+def test_files_lie_where_pyiceberg_lays_them(properties: dict[str, str]) -> None:
+    theirs = load_location_provider("s3://lake/db/t", properties)
+    assert data_location("s3://lake/db/t", properties, "", "f.parquet") == theirs.new_data_location("f.parquet")
+
+    class Key(PartitionKey):
+        def __init__(self) -> None: ...
+
+        def to_path(self) -> str:
+            return "p=1"
+
+    assert data_location("s3://lake/db/t", properties, "p=1", "f.parquet") == theirs.new_data_location(
+        "f.parquet", Key()
+    )
+
+
+def test_entropy_goes_before_the_tables_name_in_a_folder_of_many_tables() -> None:
+    """As Iceberg's Java library does it."""
+    properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
+    made = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
+    assert made.startswith("s3://other/place/")
+    assert made.endswith("/db/t/p=1/f.parquet")
+
+
+def test_names_of_files_of_a_bucket_begin_with_its_number(tmp_path: Path) -> None:
+    to = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
+    names = {to.new_location((0, 7)).rpartition("/")[2] for _ in range(100)}
+    assert len(names) == 100
+    assert all(name.startswith("00000007-") for name in names)
+    assert not to.new_location((0, None)).rpartition("/")[2].startswith("0000000")

@@ -1,0 +1,158 @@
+"""Tables that are metadata and nothing else, for tests of what is written to them; and PyIceberg as their reader."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io.pyarrow import ArrowScan, PyArrowFileIO
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.metadata import TableMetadata as TheirMetadata
+from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.typedef import Record
+
+from seamark.connector.arrow.casting import conform
+from seamark.connector.client.storage import Storage
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from tests.connector.read import typed
+
+EVERY_TYPE = Schema(
+    (
+        *(Field(1 + place, f"c{place} {kind}", False, kind) for place, kind in enumerate(typed.SAMPLES)),
+        Field(30, "st", False, StructType((Field(31, "a", True, "int"), Field(32, "b.c", False, "string")))),
+        Field(33, "deep", False, StructType((Field(34, "in", False, StructType((Field(35, "d", False, "double"),))),))),
+        Field(36, "list", False, ListType(37, "long", False)),
+        Field(38, "map", False, MapType(39, "string", 40, StructType((Field(41, "x", False, "date"),)), False)),
+        Field(42, "lists", False, ListType(43, ListType(44, "string", True), False)),
+    )
+)
+"""A column of each primitive type, as `typed.SAMPLES` orders them, and nested ones."""
+
+
+def spec(*fields: tuple[str, int]) -> PartitionSpec:
+    """Of (transform, source id)."""
+    made = [PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)]
+    return PartitionSpec(0, tuple(made))
+
+
+def order(*fields: tuple[str, int, str, str]) -> SortOrder:
+    """Of (transform, source id, direction, null order)."""
+    return SortOrder(1, tuple(SortField(transform, how, nulls, source) for transform, source, how, nulls in fields))
+
+
+def table(
+    folder: Path | str,
+    schema: Schema,
+    *,
+    spec: PartitionSpec = UNPARTITIONED,
+    order: SortOrder = UNSORTED,
+    properties: Mapping[str, str] | None = None,
+    version: int = 3,
+) -> TableMetadata:
+    """Without a snapshot."""
+    return TableMetadata(
+        format_version=version,
+        table_uuid=str(uuid.UUID(int=7)),
+        location=folder if isinstance(folder, str) else folder.as_uri(),
+        last_updated_ms=1,
+        last_column_id=schema.highest_field_id,
+        schemas=(schema,),
+        current_schema_id=schema.id,
+        partition_specs=(spec,),
+        default_spec_id=spec.spec_id,
+        last_partition_id=max(999, spec.last_field_id),
+        sort_orders=(UNSORTED, order) if order.order_id else (UNSORTED,),
+        default_sort_order_id=order.order_id,
+        properties=dict(properties or {}),
+    )
+
+
+def target(metadata: TableMetadata) -> WriteTarget:
+    return target_of(metadata, Storage())
+
+
+def their_metadata(metadata: TableMetadata) -> TheirMetadata:
+    return TableMetadataUtil.parse_raw(encode_table(metadata).decode())
+
+
+def their_file(json: Mapping[str, Any]) -> DataFile:
+    """As PyIceberg's manifests would have it."""
+
+    def by_id(name: str) -> dict[int, Any] | None:
+        found = json.get(name)
+        return None if found is None else dict(zip(found["keys"], found["values"], strict=True))
+
+    def bounds(name: str) -> dict[int, bytes] | None:
+        found = by_id(name)
+        return None if found is None else {one: bytes.fromhex(text) for one, text in found.items()}
+
+    made = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=json["file-path"],
+        file_format=FileFormat(json["file-format"].upper()),
+        partition=Record(*json["partition"]),
+        record_count=json["record-count"],
+        file_size_in_bytes=json["file-size-in-bytes"],
+        column_sizes=by_id("column-sizes"),
+        value_counts=by_id("value-counts"),
+        null_value_counts=by_id("null-value-counts"),
+        nan_value_counts=by_id("nan-value-counts"),
+        lower_bounds=bounds("lower-bounds"),
+        upper_bounds=bounds("upper-bounds"),
+        split_offsets=json["split-offsets"],
+        sort_order_id=json["sort-order-id"],
+    )
+    made.spec_id = json["spec-id"]
+    return made
+
+
+def read_by_pyiceberg(
+    metadata: TableMetadata, files: Iterable[Mapping[str, Any]], where: BooleanExpression | None = None
+) -> pa.Table:
+    """All columns of these files."""
+    theirs = their_metadata(metadata)
+    scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
+    return scan.to_table([FileScanTask(their_file(one)) for one in files])  # which goes through them twice
+
+
+def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
+    """Rows of `EVERY_TYPE`, of values of each kind; nested values are made of a number each."""
+    arrays = {f"c{place} {kind}": typed.array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
+    arrays["st"] = pa.array(
+        [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][one % 3] for one in nested],
+        pa.struct([("a", pa.int32()), ("b.c", pa.string())]),
+    )
+    arrays["deep"] = pa.array(
+        [[None, {"in": None}, {"in": {"d": float("nan")}}, {"in": {"d": -0.0}}][one % 4] for one in nested],
+        pa.struct([("in", pa.struct([("d", pa.float64())]))]),
+    )
+    arrays["list"] = pa.array([[None, [], [1, None], [7] * 3][one % 4] for one in nested], pa.list_(pa.int64()))
+    arrays["map"] = pa.array(
+        [[None, [], [("k", None)], [("k", {"x": one}), ("l", {"x": None})]][one % 4] for one in nested],
+        pa.map_(pa.string(), pa.struct([("x", pa.date32())])),
+    )
+    arrays["lists"] = pa.array(
+        [[None, [], [None, []], [["a"], ["b", "c"]]][one % 4] for one in nested], pa.list_(pa.list_(pa.string()))
+    )
+    return pa.table(arrays)
+
+
+def conformed(rows: pa.Table, target: WriteTarget) -> pa.Table:
+    batches = [conform(batch, target.schema, target.arrow) for batch in rows.to_batches()]
+    return pa.Table.from_batches(batches, target.arrow)
+
+
+def by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
+    """A `CountMap` or `ValueMap` as a dict; bounds as bytes."""
+    values = (bytes.fromhex(one) if isinstance(one, str) else one for one in metrics["values"])
+    return dict(zip(metrics["keys"], values, strict=True))

@@ -1,0 +1,1 @@
+"""Spark, unmodified, with the server's plans."""

@@ -1,0 +1,1 @@
+"""Processes, disks and networks that fail on demand."""

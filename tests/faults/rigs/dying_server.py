@@ -1,0 +1,99 @@
+"""A server that kills itself with SIGKILL at a chosen step of a change, once it is armed.
+
+    SEAMARK_HOME=… SEAMARK_PORT=… python -m tests.faults.rigs.dying_server
+
+It dies when a step is passed that the file `<home>/fuse` names (`STEP NTH`, counted from when the file appeared). The
+parts are the real ones; each step is a wrapper around one of them, put in at the composition root.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from seamark.metaserver import server
+from seamark.metaserver.commit.stock.stock_commits import StockCommits
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings_sources import load
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
+
+_CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
+STEPS = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap", "before-reply")
+
+
+FUSE = "fuse"
+
+
+class Fuse:
+    """Burns down by one at each pass of its step, and takes the process with it at the end."""
+
+    def __init__(self, home: Path) -> None:
+        self._file = home / FUSE
+        self._passed = 0
+
+    def passes(self, step: str) -> None:
+        if not self._file.exists():
+            return
+        armed, nth = self._file.read_text().split()
+        self._passed += step == armed
+        if self._passed == int(nth):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Wrapped:
+    def __init__(self, inner: Any, fuse: Fuse) -> None:
+        self._inner = inner
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Store(Wrapped):
+    async def transact(self, operations: Any) -> Any:
+        commits = any(isinstance(operation, _CHANGES) for operation in operations)
+        if commits:
+            self._fuse.passes("before-swap")
+        result = await self._inner.transact(operations)
+        if commits:
+            self._fuse.passes("after-swap")
+        return result
+
+
+class Objects(Wrapped):
+    async def create(self, location: str, data: bytes) -> None:
+        self._fuse.passes("before-metadata-write")
+        await self._inner.create(location, data)
+        self._fuse.passes("after-metadata-write")
+
+
+def main(settings: Settings) -> None:
+    fuse = Fuse(settings.home)
+    open_store, open_objects, commit = server.open_store, server.open_objects, StockCommits.commit
+
+    @asynccontextmanager
+    async def store(*args: Any, **more: Any) -> Any:
+        async with open_store(*args, **more) as inner:
+            yield Store(inner, fuse)
+
+    @asynccontextmanager
+    async def objects(*args: Any, **more: Any) -> Any:
+        async with open_objects(*args, **more) as inner:
+            yield Objects(inner, fuse)
+
+    async def replies(self: StockCommits, *args: Any, **more: Any) -> Any:
+        result = await commit(self, *args, **more)
+        fuse.passes("before-reply")
+        return result
+
+    server.open_store = store  # type: ignore[assignment]
+    server.open_objects = objects  # type: ignore[assignment]
+    StockCommits.commit = replies  # type: ignore[method-assign]
+    server.run(settings, server.bind(settings, shared=False), lambda: None)
+
+
+if __name__ == "__main__":
+    main(load({}, os.environ))

@@ -1,0 +1,53 @@
+"""The test's end of `dying_server`: starts it, sets its fuse, and starts it again after its death."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.faults.rigs.dying_server import FUSE
+from tests.faults.rigs.http import Client, Lost
+from tests.services.process import ManagedProcess, free_port, http_ok
+
+_REPO = Path(__file__).parents[3]
+
+
+class Mortal:
+    """A server over `home`. `env` are `SEAMARK_…` variables; SQLite and a local warehouse without them."""
+
+    def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home = home
+        port = free_port()
+        self.base_url = f"http://127.0.0.1:{port}"
+        settings = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), "PYTHONPATH": str(_REPO), **(env or {})}
+        argv = [sys.executable, "-m", "tests.faults.rigs.dying_server"]
+        self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home)
+
+    def start(self) -> Client:
+        """Starts it, or starts it again, unarmed."""
+        self._process.stop()
+        (self.home / FUSE).unlink(missing_ok=True)
+        self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=60)
+        return Client(self.base_url)
+
+    def dies(self, step: str, nth: int, call: Any) -> None:
+        """`call` is the request during which it must die, at the `nth` pass of `step`."""
+        (self.home / FUSE).write_text(f"{step} {nth}")
+        try:
+            answer = call()
+        except Lost:
+            assert self._process.wait(10) == -9
+            return
+        raise AssertionError(f"the server did not die at pass {nth} of {step}, but answered {answer}")
+
+    def __enter__(self) -> Mortal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.stop()

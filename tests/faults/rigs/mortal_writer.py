@@ -1,0 +1,69 @@
+"""A job that changes a table batch by batch, to be killed at any moment and started again, as a scheduler would.
+
+    python -m tests.faults.rigs.mortal_writer URL TABLE NOTES SEED BATCHES
+
+Batch n is the producer's sequence n. NOTES is its checkpoint: how many batches it knows to be committed, written after
+each; so after a kill it may send its last batch once more. What a batch does follows from SEED and n alone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import delete, upsert
+
+KEYS = 400
+ARROW = pa.schema([("id", pa.int64()), ("batch", pa.int64())])
+Model = dict[int, list[int]]
+"""Of each id the batches of its rows: appended rows come again and again, an upsert leaves one."""
+
+
+def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
+    """(what it does, how, to which ids)."""
+    source = random.Random(seed * 100_003 + number)
+    what = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
+    return what, source.choice(("merge-on-read", "copy-on-write")), source.sample(range(KEYS), source.randrange(1, 40))
+
+
+def apply(model: Model, seed: int, number: int) -> None:
+    what, _, ids = batch(seed, number)
+    for one in ids:
+        if what == "append":
+            model.setdefault(one, []).append(number)
+        else:
+            model.pop(one, None)
+        if what == "upsert":
+            model[one] = [number]
+
+
+def commit(client: SeamarkClient, table: str, seed: int, number: int) -> None:
+    what, mode, ids = batch(seed, number)
+    producer = ("job", number)
+    if what == "delete":
+        delete(client, table, keys=pa.table({"id": ids}), mode=mode, producer=producer)
+        return
+    rows = pa.table({"id": ids, "batch": [number] * len(ids)}, schema=ARROW)
+    write: Callable[..., Any] = append if what == "append" else upsert
+    write(client, table, rows, producer=producer, **({} if what == "append" else {"keys": ["id"], "mode": mode}))
+
+
+def main(url: str, table: str, notes: Path, seed: int, batches: int) -> None:
+    client = SeamarkClient(url)
+    for number in range(int(notes.read_text()), batches):
+        commit(client, table, seed, number)
+        part = notes.with_suffix(".part")
+        part.write_text(str(number + 1))
+        os.replace(part, notes)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

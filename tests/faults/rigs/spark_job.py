@@ -1,0 +1,98 @@
+"""A Spark job that changes a table batch by batch with its tasks in executors of their own, as on a cluster: two JVMs
+beside the driver's, whose tasks and Python workers may be killed or held up.
+
+    python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
+
+What the batches do is `mortal_writer.batch`'s; NOTES says how many are done, NOTES.last that the next is the last, and
+SCRATCH has Spark's event log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.spark.frames.writes import write
+from seamark.connector.write.equality_upserts import EQUALITY
+from tests.faults.rigs.mortal_writer import batch
+from tests.services.java import SHORT_LIVED
+from tests.services.process import REPO
+
+ROWS_IN = 6
+"""Partitions of a batch."""
+
+
+def session(scratch: Path) -> SparkSession:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    events = scratch / "events"
+    events.mkdir(parents=True)
+    conf = {
+        "spark.driver.memory": "600m",
+        "spark.executor.memory": "512m",
+        "spark.driver.extraJavaOptions": " ".join(SHORT_LIVED),
+        "spark.executor.extraJavaOptions": " ".join(SHORT_LIVED),
+        "spark.executorEnv.PYTHONPATH": str(REPO),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(scratch / "local"),
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.adaptive.enabled": "false",  # which would make one task of so few rows
+        "spark.task.maxFailures": "20",
+        "spark.stage.maxConsecutiveAttempts": "20",
+        "spark.deploy.maxExecutorRetries": "-1",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
+    builder = SparkSession.builder.master("local-cluster[2,1,768]").appName("seamark-faults")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
+    what, mode, ids = batch(seed, number)
+    rows: DataFrame = spark.createDataFrame([(one, number) for one in ids], "id bigint, batch bigint")
+    rows = rows.repartition(ROWS_IN)
+    producer = ("job", number)
+    if what == "append":
+        write(rows, table, client=client, producer=producer, distribution="none")
+        return
+    how = {"way": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
+    if what == "upsert":
+        write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **how)
+    else:
+        write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **how)
+
+
+def main(url: str, table: str, notes: Path, seed: int, scratch: Path) -> None:
+    spark, client = session(scratch), SeamarkClient(url)
+    number, is_last = 0, False
+    while not is_last:
+        is_last = notes.with_suffix(".last").exists()
+        commit(spark, client, table, seed, number)
+        number += 1
+        part = notes.with_suffix(".part")
+        part.write_text(str(number))
+        os.replace(part, notes)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))

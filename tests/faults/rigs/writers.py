@@ -1,0 +1,121 @@
+"""Clients that append through whatever happens, note every outcome, and what must be true of the table afterwards.
+
+The oracle is the notes: every acknowledged commit is in the chain, none that was refused, each at most once, and an
+order exists that explains all of them (`linear`). Outcomes nobody could tell may be there or not.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.linear import Event, violations
+
+
+@dataclass
+class Notes:
+    """What clients saw. `unexplained` are answers that no fault excuses."""
+
+    events: list[Event] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+
+    def acknowledged(self) -> int:
+        return self.outcomes["ok"]
+
+    def check(self, client: Client, name: str, exists: Callable[[str], bool], about: str) -> None:
+        """`exists(location)` tells whether a file is there; `about` names the run, seed and all."""
+        assert self.unexplained == [], about
+        assert self.acknowledged() > 0, f"{about} proved nothing"
+        assert violations(client.chain(name), self.events) == [], f"{about}: {dict(self.outcomes)}"
+        missing = [location for location in client.files(name) if not exists(location)]
+        assert missing == [], f"{about}: files of a live table are gone"
+
+
+def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
+    """ok, conflict, refused (certainly not done), unknown; None for what nothing explains."""
+    if status in (200, 409):
+        return "ok" if status == 200 else "conflict"
+    kind = (body or {}).get("error", {}).get("type")
+    if status == 503:
+        return "refused"
+    if status == 500 and kind == "CommitStateUnknownException":
+        return "unknown"
+    return None
+
+
+def append_until(
+    stop: threading.Event, base_urls: Sequence[str], number: int, name: str, notes: Notes, source: random.Random
+) -> None:
+    """One client. After a failure it takes another replica and waits a moment, as engines do."""
+    clients = [Client(url, timeout_s=90) for url in base_urls]
+    attempt = 0
+    while not stop.is_set():
+        client = source.choice(clients)
+        began = time.monotonic()
+        try:
+            status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
+        except Lost:
+            stop.wait(0.05)
+            continue
+        if status == 503:
+            stop.wait(0.05)
+            continue
+        if status != 200:
+            notes.unexplained.append(f"load: {status} {body}")
+            return
+        head, sequence = body["metadata"].get("current-snapshot-id"), body["metadata"]["last-sequence-number"]
+        head = None if head == -1 else head
+        notes.events.append(Event("read", began, time.monotonic(), "ok", value=head))
+        attempt += 1
+        snapshot_id = number * 1_000_000 + attempt
+        began = time.monotonic()
+        try:
+            status, body = source.choice(clients).append(snapshot_id, head, sequence + 1, name)
+        except Lost:
+            outcome: str | None = "unknown"
+        else:
+            outcome = _outcome(status, body)
+        ended = time.monotonic()
+        if outcome is None:
+            notes.unexplained.append(f"commit: {status} {body}")
+            return
+        notes.outcomes[outcome] += 1
+        if outcome != "refused":  # one in the chain is then one that "nobody wrote"
+            notes.events.append(Event("append", began, ended, outcome, head, snapshot_id))
+        if outcome in ("refused", "unknown"):
+            stop.wait(0.05)
+
+
+@contextmanager
+def writing(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[Notes]:
+    """`clients` write for as long as the block lasts; the notes are complete after it."""
+    stop, notes = threading.Event(), Notes()
+    with ThreadPoolExecutor(clients) as pool:
+        work = [
+            pool.submit(append_until, stop, base_urls, number, name, notes, random.Random(seed * 100 + number))
+            for number in range(1, clients + 1)
+        ]
+        try:
+            yield notes
+        finally:
+            stop.set()
+        for one in work:
+            one.result(timeout=120)
+
+
+def progress(notes: Notes, more: int, timeout_s: float) -> bool:
+    """Waits until `more` further commits are acknowledged."""
+    goal, deadline = notes.acknowledged() + more, time.monotonic() + timeout_s
+    while notes.acknowledged() < goal and not notes.unexplained:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return not notes.unexplained

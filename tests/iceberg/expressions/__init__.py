@@ -1,0 +1,1 @@
+"""Expressions: JSON, SQL, binding, projections, residuals."""

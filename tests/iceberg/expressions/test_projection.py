@@ -1,0 +1,290 @@
+"""Projections are sound for every row, and no wider than Java's and PyIceberg's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from seamark.metaserver.iceberg.expressions.evaluation import may_match, must_match
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.expressions.projection import RANGES_MAX, inclusive, source_ranges, strict
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.transforms import apply, result_type
+from seamark.metaserver.iceberg.types.values import Value
+from tests.iceberg.expressions.predicates import (
+    COLUMNS,
+    DAY,
+    TRANSFORMS,
+    expressions,
+    holds,
+    javas_order,
+    matches,
+    partition_of,
+    predicates,
+    pythons_order,
+    specs,
+    values_of,
+)
+
+EXAMPLES = 200
+
+
+def predicate(op: Op, kind: str, *values: Value, transform: str = "identity") -> Bound:
+    return Bound(op, 1, "x", kind, transform, result_type(transform, kind), values)
+
+
+def spec(*transforms: str) -> PartitionSpec:
+    return PartitionSpec(
+        0, tuple(PartitionField(f"p{n}", name, source_id=1, field_id=1000 + n) for n, name in enumerate(transforms))
+    )
+
+
+def shown(expression: Expression) -> str:
+    if isinstance(expression, Always):
+        return str(expression.value).lower()
+    if isinstance(expression, And | Or):
+        return f"({f' {type(expression).__name__.lower()} '.join(map(shown, expression.children))})"
+    assert isinstance(expression, Bound)
+    return " ".join([expression.name, expression.op, *map(repr, expression.values)])
+
+
+@st.composite
+def row_of(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
+    return {column: draw(st.none() | values_of(kind)) for column, kind in columns.items()}
+
+
+@given(st.data())
+@settings(max_examples=EXAMPLES)
+def test_the_partition_of_a_matching_row_matches_the_inclusive_projection(data: st.DataObject) -> None:
+    columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
+    row, found = data.draw(row_of(columns)), data.draw(specs(columns))
+    expression = data.draw(expressions(columns))
+    assume(matches(expression, row, javas_order) or matches(expression, row, pythons_order))
+    partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
+    projected = inclusive(expression, found)
+    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), shown(projected)
+
+
+@given(st.data())
+@settings(max_examples=EXAMPLES)
+def test_a_row_whose_partition_matches_the_strict_projection_matches(data: st.DataObject) -> None:
+    columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
+    row, found, asked = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
+    partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
+    projected = strict(asked, found)
+    assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
+    assert matches(asked, row, javas_order), shown(projected)
+    assert matches(asked, row, pythons_order), shown(projected)
+
+
+@pytest.mark.parametrize(
+    ("transform", "asked", "expected"),
+    [
+        ("identity", predicate(Op.LT, "int", 5), "p0 lt 5"),
+        ("identity", predicate(Op.NOT_IN, "int", 5, 7), "p0 not-in 5 7"),
+        ("identity", predicate(Op.IS_NAN, "float"), "p0 is-nan"),
+        ("bucket[4]", predicate(Op.EQ, "long", 34), f"p0 eq {2017239379 % 4}"),
+        ("bucket[4]", predicate(Op.LT, "long", 34), "p0 not-null"),
+        ("bucket[4]", predicate(Op.NOT_EQ, "long", 34), "true"),
+        ("bucket[4]", predicate(Op.IS_NULL, "long"), "p0 is-null"),
+        ("truncate[8]", predicate(Op.LT, "int", 16), "p0 lt 9"),
+        ("truncate[8]", predicate(Op.GT, "int", 15), "p0 gt-eq 16"),
+        ("truncate[8]", predicate(Op.IN, "int", 1, 2, 17), "p0 in 0 16"),
+        ("truncate[8]", predicate(Op.NOT_EQ, "int", 1), "true"),
+        ("truncate[2]", predicate(Op.STARTS_WITH, "string", "a"), "p0 starts-with 'a'"),
+        ("truncate[2]", predicate(Op.STARTS_WITH, "string", "ab"), "p0 eq 'ab'"),
+        ("truncate[2]", predicate(Op.STARTS_WITH, "string", "abc"), "p0 eq 'ab'"),
+        ("truncate[2]", predicate(Op.NOT_STARTS_WITH, "string", "a"), "p0 not-starts-with 'a'"),
+        ("truncate[2]", predicate(Op.NOT_STARTS_WITH, "string", "ab"), "p0 not-eq 'ab'"),
+        ("truncate[2]", predicate(Op.NOT_STARTS_WITH, "string", "abc"), "true"),
+        ("truncate[2]", predicate(Op.LT_EQ, "string", "abc"), "p0 lt-eq 'ab'"),
+        ("truncate[2]", predicate(Op.LT, "string", "ab"), "p0 lt 'ab'"),
+        ("truncate[2]", predicate(Op.GT, "string", "abc"), "p0 gt-eq 'ab'"),
+        ("day", predicate(Op.LT, "timestamp", 2 * DAY), "p0 lt 2"),
+        ("day", predicate(Op.LT_EQ, "timestamp", 2 * DAY), "p0 lt 3"),
+        ("day", predicate(Op.EQ, "timestamp", 2 * DAY + 5), "p0 eq 2"),
+        ("day", predicate(Op.NOT_EQ, "date", 2), "p0 not-eq 2"),
+        ("month", predicate(Op.GT_EQ, "date", 31), "p0 gt-eq 1"),
+        ("void", predicate(Op.IS_NULL, "int"), "true"),
+        ("zorder", predicate(Op.EQ, "int", 1), "true"),
+        ("hour", predicate(Op.EQ, "timestamp_ns", 19, transform="day"), "(p0 gt-eq 456 and p0 lt 480)"),
+        ("identity", predicate(Op.EQ, "timestamp", 1, transform="day"), f"(p0 gt-eq {DAY} and p0 lt {2 * DAY})"),
+        ("day", predicate(Op.EQ, "timestamp", 19, transform="day"), "p0 eq 19"),
+        ("bucket[4]", predicate(Op.GT, "int", 2, transform="bucket[4]"), "p0 gt 2"),
+        ("bucket[4]", predicate(Op.EQ, "int", 2, transform="bucket[8]"), "p0 not-null"),
+    ],
+)
+def test_the_inclusive_projection_of(transform: str, asked: Bound, expected: str) -> None:
+    assert shown(inclusive(asked, spec(transform))) == expected
+
+
+def test_partition_predicates_carry_the_fields_id_name_and_type() -> None:
+    assert inclusive(predicate(Op.EQ, "timestamp", DAY), spec("bucket[3]", "day")) == And(
+        (
+            Bound(Op.EQ, 1000, "p0", "int", "identity", "int", (apply("bucket[3]", "timestamp", DAY),)),  # type: ignore[arg-type]
+            Bound(Op.EQ, 1001, "p1", "date", "identity", "date", (1,)),
+        )
+    )
+
+
+def test_times_before_1970_are_also_looked_for_where_old_writers_put_them() -> None:
+    asked = predicate(Op.EQ, "timestamp", -1)
+    assert shown(inclusive(asked, spec("day"))) == "p0 in -1 0"
+    assert shown(strict(predicate(Op.NOT_EQ, "timestamp", -1), spec("day"))) == "p0 not-in -1 0"
+    assert shown(inclusive(predicate(Op.LT, "timestamp", 0), spec("day"))) == "p0 lt 1"
+    assert shown(inclusive(predicate(Op.EQ, "date", -1), spec("day"))) == "p0 eq -1"
+
+
+def test_a_day_that_may_hold_rows_of_the_day_before_is_kept_when_it_is_excluded() -> None:
+    for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
+        asked = predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
+        assert shown(inclusive(asked, spec("day"))) == expected
+    several = predicate(Op.NOT_IN, "timestamp", -3, 0, 2, 5, transform="day")
+    assert shown(inclusive(several, spec("day"))) == "p0 not-in 2 5"
+
+
+@pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
+def test_a_truncation_too_wide_for_javas_ints_decides_nothing_but_null(op: Op) -> None:
+    # Java computes 2 for truncate[2147483647](1), not 0
+    assert shown(inclusive(predicate(op, "int", 1), spec("truncate[2147483647]"))) == "p0 not-null"
+    assert shown(source_ranges(predicate(op, "int", 2, transform="truncate[2147483647]"))) == "x not-null"
+
+
+def test_results_that_wrap_are_looked_for_at_the_other_end() -> None:
+    assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[10]"))) == "(p0 lt 1 or p0 gt-eq 2147483646)"
+    assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
+
+
+def test_a_transform_of_several_columns_decides_nothing() -> None:
+    several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
+    assert inclusive(predicate(Op.EQ, "int", 1), several) == TRUE
+    assert strict(predicate(Op.NOT_EQ, "int", 1), several) == FALSE
+    assert strict(predicate(Op.GT, "int", 1), spec("bucket[4]")) == FALSE
+
+
+def test_a_comparison_that_all_values_satisfy_still_says_not_null() -> None:
+    everything = predicate(Op.GT_EQ, "int", -(2**31))
+    assert shown(inclusive(everything, spec("truncate[8]"))) == "p0 not-null"
+    assert not must_match(strict(everything, spec("truncate[8]")), {1000: None})
+
+
+ORDERED = [
+    (kind, transform)
+    for kind, transforms in TRANSFORMS.items()
+    for transform in transforms
+    if "bucket" not in transform and transform != "truncate[2147483647]"
+]
+
+
+@given(st.data())
+@settings(max_examples=EXAMPLES)
+def test_a_predicate_on_a_transform_becomes_one_on_its_source(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
+    asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
+    row = {1: data.draw(st.none() | values_of(kind))}
+    found = source_ranges(asked)
+    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(found))
+    wanted = matches(asked, row, pythons_order)
+    if (kind, asked.transform) in ORDERED:
+        assert matches(found, row, pythons_order) == wanted, shown(found)
+    else:
+        assert matches(found, row, pythons_order) or not wanted, shown(found)
+
+
+def leaves(expression: Expression) -> list[Bound]:
+    if isinstance(expression, And | Or):
+        return [leaf for child in expression.children for leaf in leaves(child)]
+    return [expression] if isinstance(expression, Bound) else []
+
+
+@given(st.data())
+@settings(max_examples=EXAMPLES)
+def test_bounds_of_the_source_decide_as_much_as_transformed_bounds_do_in_java(data: st.DataObject) -> None:
+    kind, transform = data.draw(st.sampled_from(ORDERED))
+    asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform == transform))
+    lower, upper = sorted([data.draw(values_of(kind)), data.draw(values_of(kind))])
+    first, last = apply(transform, kind, lower), apply(transform, kind, upper)
+    assume(first <= last)  # type: ignore[operator]
+    assume(not wraps(transform, kind))
+    for nulls in (False, True):
+        if bounds_keep(source_ranges(asked), lower, upper, nulls):
+            assert java_keeps(asked, first, last, nulls), shown(source_ranges(asked))
+
+
+def wraps(transform: str, kind: str) -> bool:
+    return (transform == "hour" and kind == "timestamp") or (transform == "truncate[10]" and kind != "decimal(9, 2)")
+
+
+def java_keeps(asked: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
+    """`InclusiveMetricsEvaluator` for a column with some values and maybe nulls."""
+    value: Any = asked.values[0] if asked.values else None
+    constant = not nulls and lower == upper
+    return {
+        Op.IS_NULL: lambda: nulls,
+        Op.NOT_NULL: lambda: True,
+        Op.LT: lambda: lower < value,
+        Op.LT_EQ: lambda: lower <= value,
+        Op.GT: lambda: upper > value,
+        Op.GT_EQ: lambda: upper >= value,
+        Op.EQ: lambda: lower <= value <= upper,
+        Op.IN: lambda: any(lower <= other <= upper for other in asked.values),
+        Op.NOT_EQ: lambda: not (constant and lower == value),
+        Op.NOT_IN: lambda: not (constant and lower in asked.values),
+        Op.STARTS_WITH: lambda: True,
+        Op.NOT_STARTS_WITH: lambda: nulls or not (lower.startswith(value) and upper.startswith(value)),
+    }[asked.op]()
+
+
+def bounds_keep(expression: Expression, lower: Any, upper: Any, nulls: bool) -> bool:
+    if isinstance(expression, Always):
+        return expression.value
+    if isinstance(expression, And):
+        return all(bounds_keep(child, lower, upper, nulls) for child in expression.children)
+    if isinstance(expression, Or):
+        return any(bounds_keep(child, lower, upper, nulls) for child in expression.children)
+    assert isinstance(expression, Bound)
+    if expression.op == Op.STARTS_WITH:
+        width = len(expression.values[0])  # type: ignore[arg-type]
+        return bool(lower[:width] <= expression.values[0] <= upper[:width])
+    return java_keeps(expression, lower, upper, nulls)
+
+
+def test_very_many_values_become_one_range_or_nothing() -> None:
+    days = tuple(range(0, 4 * RANGES_MAX, 2))
+    wide = source_ranges(predicate(Op.IN, "timestamp", *days, transform="day"))
+    assert shown(wide) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
+    assert source_ranges(predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
+    together = source_ranges(predicate(Op.IN, "timestamp", *range(1000), transform="day"))
+    assert shown(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (predicate(Op.EQ, "string", "ab", transform="truncate[2]"), "(x gt-eq 'ab' and x lt 'ac')"),
+        (predicate(Op.EQ, "string", "a", transform="truncate[2]"), "x eq 'a'"),
+        (predicate(Op.EQ, "string", "abc", transform="truncate[2]"), "false"),
+        (predicate(Op.NOT_EQ, "string", "abc", transform="truncate[2]"), "true"),
+        (predicate(Op.GT, "string", "ab", transform="truncate[2]"), "x gt-eq 'ac'"),
+        (predicate(Op.GT, "string", "\U0010ffff", transform="truncate[1]"), "false"),
+        (predicate(Op.LT_EQ, "binary", b"a\xff", transform="truncate[2]"), "x lt b'b'"),
+        (predicate(Op.GT, "string", "\ud7ff", transform="truncate[1]"), f"x gt-eq {chr(0xE000)!r}"),
+        (predicate(Op.NOT_EQ, "int", 3, transform="truncate[4]"), "true"),
+        (predicate(Op.NOT_EQ, "int", 4, transform="truncate[4]"), "(x is-null or x lt 4 or x gt-eq 8)"),
+        (predicate(Op.LT, "date", 1, transform="year"), "x lt 365"),
+        (predicate(Op.IS_NULL, "date", transform="bucket[4]"), "x is-null"),
+        (predicate(Op.EQ, "date", 1, transform="bucket[4]"), "x not-null"),
+        (predicate(Op.NOT_EQ, "date", 1, transform="bucket[4]"), "true"),
+        (predicate(Op.EQ, "int", 1), "x eq 1"),
+    ],
+)
+def test_the_source_range_of(asked: Bound, expected: str) -> None:
+    assert shown(source_ranges(asked)) == expected
+
+
+def test_the_oracle_knows_that_null_is_not_equal_and_not_less() -> None:
+    assert holds(predicate(Op.NOT_EQ, "int", 1), None, javas_order)
+    assert not holds(predicate(Op.LT, "int", 1), None, javas_order)

@@ -1,0 +1,428 @@
+"""SQL predicates as Iceberg expressions, judged by DuckDB row by row: never less, and equal where all was used."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import msgspec
+import pytest
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.types import schema as ours
+from tests.planner.lakes.lake import Row
+from tests.planner.lakes.predicates import SPARKS, Names, matches
+from tests.planner.lakes.schemas import Field, Schema
+
+EPOCH = date(1970, 1, 1)
+COLUMNS = {
+    "id": ("long", "BIGINT"),
+    "a": ("int", "INTEGER"),
+    "b": ("boolean", "BOOLEAN"),
+    "s": ("string", "VARCHAR"),
+    "f": ("float", "FLOAT"),
+    "d": ("double", "DOUBLE"),
+    "day": ("date", "DATE"),
+    "ts": ("timestamp", "TIMESTAMP"),
+    "tz": ("timestamptz", "TIMESTAMPTZ"),
+    "t": ("time", "TIME"),
+    "p": ("decimal(9, 2)", "DECIMAL(9, 2)"),
+    "q": ("decimal(20, 3)", "DECIMAL(20, 3)"),
+    "u": ("uuid", "UUID"),
+    "x": ("binary", "BLOB"),
+    "Two Words": ("int", "INTEGER"),
+}
+FIELDS = tuple(Field(number, name, False, kind) for number, (name, (kind, _)) in enumerate(COLUMNS.items(), 1))
+NESTED = Field(
+    50, "st", False, (Field(51, "in", False, "int"), Field(52, "deep", False, (Field(53, "y", False, "int"),)))
+)
+SCHEMA = Schema(0, (*FIELDS, NESTED))
+BOUND_TO = msgspec.convert(SCHEMA.json(), type=ours.Schema)
+NAMES = Names(SCHEMA, case_sensitive=False)
+UUIDS = [uuid.UUID(int=number) for number in (0, 1, 2**127, 2**128 - 1)]
+TEXTS = ["", "a", "ab", "abc", "b", "a%b", "a_b", "é", "A", "z\\z", "'"]
+ROWS = 80
+
+
+@dataclass(frozen=True)
+class Sql:
+    """One predicate in our spelling and in DuckDB's. `used` False: not all of it can be expressed."""
+
+    ours: str
+    duck: str
+    used: bool = True
+
+
+def value(rng: random.Random, name: str) -> Any:
+    """As Python has it, NaN and None included."""
+    if rng.random() < 0.15:
+        return None
+    match name:
+        case "b":
+            return rng.random() < 0.5
+        case "s":
+            return rng.choice(TEXTS)
+        case "f" | "d":
+            return math.nan if rng.random() < 0.1 else rng.choice([-0.0, 0.0, 0.5, 0.7, -1.25, 3.0, 2.75])
+        case "day":
+            return EPOCH + timedelta(rng.choice([-1, 0, 19_722, 19_723, 19_724]))
+        case "ts" | "tz":
+            return datetime(2024, 1, rng.choice([1, 2]), rng.choice([0, 23]), 0, 0, rng.choice([0, 1]))
+        case "t":
+            return time(rng.choice([0, 10, 23]), 30)
+        case "p":
+            return Decimal(rng.randint(-200, 200)) / 100
+        case "q":
+            return Decimal(rng.choice([-(10**19), 0, 1555, 10**19])) / 1000
+        case "u":
+            return rng.choice(UUIDS)
+        case "x":
+            return rng.choice([b"", b"\x00", b"\xff", b"ab"])
+    return rng.randint(-3, 3)
+
+
+def stored(kind: str, given: Any) -> Any:
+    """As rows of the oracle hold it."""
+    if given is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
+        return given
+    if kind == "float":
+        return struct.unpack("<f", struct.pack("<f", given))[0]
+    if kind == "date":
+        return (given - EPOCH).days
+    if kind.startswith("timestamp"):
+        return (given - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    if kind == "time":
+        return ((given.hour * 60 + given.minute) * 60 + given.second) * 10**6 + given.microsecond
+    if kind == "uuid":
+        return given.bytes
+    return int(given.scaleb(int(kind.rstrip(")").split(",")[1])))
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
+    rng = random.Random(4)
+    db = duckdb.connect()
+    db.execute("SET TimeZone = 'UTC'")
+    columns = ", ".join(f'"{name}" {kind}' for name, (_, kind) in COLUMNS.items())
+    db.execute(f'CREATE TABLE rows (n INTEGER, {columns}, st STRUCT("in" INTEGER, deep STRUCT(y INTEGER)))')
+    rows: list[Row] = []
+    for number in range(ROWS):
+        values = {name: value(rng, name) for name in COLUMNS}
+        inner, deep = value(rng, "in"), value(rng, "y")
+        zoned = [f"{one}+00" if name == "tz" and one is not None else one for name, one in values.items()]
+        marks = ", ".join("?" for _ in values)
+        row = "{'in': ?::INTEGER, 'deep': {'y': ?::INTEGER}}"
+        db.execute(f"INSERT INTO rows VALUES (?, {marks}, {row})", [number, *zoned, inner, deep])
+        made: Row = {field.id: stored(COLUMNS[field.name][0], values[field.name]) for field in FIELDS}
+        rows.append(made | {50: True, 51: inner, 52: True, 53: deep})
+    yield db, rows
+    db.close()
+
+
+# Drawing
+
+
+def literal(rng: random.Random, name: str) -> Sql:
+    """A literal that suits a column; `used` False where it is rounded or engines convert it."""
+    given = value(rng, name)
+    if given is None:
+        return same("NULL")
+    match name:
+        case "b":
+            return same(str(given).upper())
+        case "s":
+            return same(quoted(given))
+        case "f" | "d":
+            if math.isnan(given):
+                return same("1e2")
+            return Sql(repr(given), repr(given), used=name == "d" or given != 0.7)
+        case "day":
+            choices = [f"DATE '{given}'", f"CAST('{given}' AS DATE)", f"'{given}'", f"TIMESTAMP '{given} 12:00:00'"]
+            return same(rng.choice(choices))
+        case "ts":
+            choices = [f"TIMESTAMP '{given}'", f"'{given}'", f"DATE '{given.date()}'", f"CAST('{given}' AS TIMESTAMP)"]
+            return same(rng.choice(choices))
+        case "tz":
+            return same(rng.choice([f"TIMESTAMPTZ '{given}+00'", f"TIMESTAMPTZ '{given + timedelta(hours=1)}+01'"]))
+        case "t":
+            return same(rng.choice([f"TIME '{given}'", f"CAST('{given}' AS TIME)"]))
+        case "p" | "q":
+            return same(rng.choice([str(given), str(given + Decimal("0.0001")), str(int(given))]))
+        case "u":
+            return same(rng.choice([f"UUID '{given}'", f"'{given}'"]))
+        case "x":
+            return Sql(f"X'{given.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in given) + "'::BLOB")
+    return same(rng.choice([str(given), str(given), f"{given}.5", f"({given})", f"CAST('{given}' AS INTEGER)"]))
+
+
+def same(text: str, *, used: bool = True) -> Sql:
+    return Sql(text, text, used)
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def column(rng: random.Random) -> tuple[str, Sql]:
+    """(whose literals suit it, its name)."""
+    shape = rng.random()
+    if shape < 0.05:
+        return "a", Sql("`two words`", '"Two Words"')
+    if shape < 0.12:
+        return "a", Sql("ST.IN", 'st."in"')
+    if shape < 0.16:
+        return "a", same("st.deep.y")
+    name = rng.choice([one for one in COLUMNS if " " not in one])
+    return name, same(rng.choice([name, name.upper(), f'"{name}"']))
+
+
+def predicate(rng: random.Random, depth: int = 0) -> Sql:
+    shape = rng.random()
+    if depth < 3 and shape < 0.35:
+        left, right = predicate(rng, depth + 1), predicate(rng, depth + 1)
+        return joined(f"({{}}) {rng.choice(['AND', 'OR', 'and'])} ({{}})", left, right)
+    if depth < 3 and shape < 0.5:
+        return joined("NOT ({})", predicate(rng, depth + 1))
+    return leaf(rng)
+
+
+def joined(shape: str, *parts: Sql) -> Sql:
+    return Sql(
+        shape.format(*(part.ours for part in parts)),
+        shape.format(*(part.duck for part in parts)),
+        all(part.used for part in parts),
+    )
+
+
+def leaf(rng: random.Random) -> Sql:
+    kind, name = column(rng)
+    shape = rng.random()
+    if shape < 0.4:
+        sides = [name, literal(rng, kind)]
+        if rng.random() < 0.3:
+            sides.reverse()
+        return joined(f"{{}} {rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {{}}", *sides)
+    if shape < 0.5:
+        words = rng.choice(["BETWEEN", "NOT BETWEEN"])
+        return joined(f"{{}} {words} {{}} AND {{}}", name, literal(rng, kind), literal(rng, kind))
+    if shape < 0.6:
+        given = [literal(rng, kind) for _ in range(rng.randint(1, 4))]
+        return joined(f"{{}} {rng.choice(['IN', 'NOT IN'])} ({', '.join(['{}'] * len(given))})", name, *given)
+    if shape < 0.68:
+        return joined(f"{{}} IS {rng.choice(['', 'NOT '])}NULL", name)
+    if shape < 0.73:
+        return joined(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, literal(rng, kind))
+    if shape < 0.78:
+        return same(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
+    if shape < 0.86:
+        return like(rng)
+    if shape < 0.9:
+        day = value(rng, "day") or EPOCH
+        called = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
+        return same(f"{called} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
+    if shape < 0.93:
+        called, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
+        return same(f"year({called}) {op} {rng.choice([1969, 1970, 2024])}")
+    return same(rng.choice(UNUSED), used=False)
+
+
+UNUSED = (
+    "id = a",
+    "abs(a) = 1",
+    "length(s) > 1",
+    "a + 1 = 2",
+    "s ILIKE 'A%'",
+    "a IN (id, 1)",
+    "a IN (SELECT 1)",
+    "s = 'a' || 'b'",
+    "month(ts) = 1",
+    "day(ts) = 2",
+    "coalesce(a, 0) = 0",
+    "CASE WHEN b THEN a ELSE 1 END = 1",
+    "(a = 1) IS NOT TRUE",
+    "CAST(a AS VARCHAR) = '1'",
+    "a % 2 = 0",
+    "b = (a = 1)",
+)
+
+
+def like(rng: random.Random) -> Sql:
+    words = rng.choice(["LIKE", "NOT LIKE"])
+    pattern = rng.choice(["a%", "a", "%", "ab%", "a%%", "é%", "", "a\\%%", "A%"])
+    if pattern == "a\\%%":
+        return same(f"s {words} 'a!%%' ESCAPE '!'")
+    if rng.random() < 0.3:
+        return same(f"s {words} {quoted(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
+    return same(f"s {words} {quoted(pattern)}")
+
+
+def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
+    """(numbers of the rows it keeps for a client that has NaN above all numbers, what was not used)."""
+    read = parse_sql(text, BOUND_TO)
+    bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
+    said = expression_json(bound)
+    json.dumps(said, allow_nan=False)
+    return {number for number, row in enumerate(rows) if matches(said, row, NAMES, SPARKS)}, read.unused
+
+
+def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
+    """Whether all of the predicate was used."""
+    sql = predicate(random.Random(seed))
+    found = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+    ours, unused = kept(sql.ours, rows)
+    told = f"seed {seed}: {sql.ours}\nDuckDB {sorted(found)}\nours {sorted(ours)}\nunused {unused}"
+    assert found <= ours, told
+    assert bool(unused) <= (not sql.used), told
+    if sql.used and not unused:
+        numbers = [number for number, row in enumerate(rows) if row[5] == row[5] and row[6] == row[6]]
+        assert found & set(numbers) == ours & set(numbers), told
+    return sql.used
+
+
+def test_an_expression_keeps_what_duckdb_keeps_and_no_more_where_all_was_used(
+    table: tuple[duckdb.DuckDBPyConnection, list[Row]],
+) -> None:
+    used = [judged(seed, *table) for seed in range(1500)]
+    assert 500 < sum(used) < len(used) - 100
+
+
+@pytest.mark.slow
+def test_an_expression_keeps_what_duckdb_keeps_over_many_predicates(
+    table: tuple[duckdb.DuckDBPyConnection, list[Row]],
+) -> None:
+    for seed in range(10_000, 20_000):
+        judged(seed, *table)
+
+
+# What no row of DuckDB's can show
+
+
+def said(text: str) -> Any:
+    """The expression as JSON, of a predicate that is used as a whole."""
+    read = parse_sql(text, BOUND_TO)
+    assert read.unused == (), text
+    return expression_json(bind(read.expression, BOUND_TO, (), case_sensitive=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "transform", "value"),
+    [
+        ("bucket(4, id) = 3", "bucket[4]", 3),
+        ("bucket(id, 4) = 3", "bucket[4]", 3),
+        ("system.bucket(4, id) = 3", "bucket[4]", 3),
+        ("3 = cat.system.bucket(4, id)", "bucket[4]", 3),
+        ("years(ts) = 54", "year", 54),
+        ("system.years(ts) = 54", "year", 54),
+        ("months(ts) = 648", "month", 648),
+        ("days(ts) = DATE '2024-01-01'", "day", "2024-01-01"),
+        ("days(ts) = 19723", "day", "2024-01-01"),
+        ("hours(ts) = 473352", "hour", 473352),
+        ("date(ts) = DATE '2024-01-01'", "day", "2024-01-01"),
+        ("truncate(s, 2) = 'ab'", "truncate[2]", "ab"),
+        ("truncate(2, s) = 'ab'", "truncate[2]", "ab"),
+        ("system.truncate(10, id) = 20", "truncate[10]", 20),
+    ],
+)
+def test_transforms_are_called_as_spark_and_trino_spell_them(text: str, transform: str, value: object) -> None:
+    found = said(text)
+    assert (found["type"], found["term"]["transform"], found["value"]) == ("eq", transform, value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "truncate(id, 10) = 20",
+        "truncate(10, id) = 20",
+        "day(ts) = 1",
+        "month(ts) = 1",
+        "hour(ts) = 1",
+        "years(id) = 3",
+        "bucket(0, id) = 3",
+        "bucket(a, id) = 3",
+        "year(ts) = 2024.5",
+        "id = '5a'",
+        "s = 5",
+        "day = 19723",
+        "ts = TIMESTAMPTZ '2024-01-01 00:00:00+00'",
+        "p = '1.555'",
+        "id = 9.007199254740993e15",
+        "x = 'ab'",
+        "u = 'no uuid'",
+        "st = 5",
+        "a BETWEEN SYMMETRIC 3 AND 1",
+        "s LIKE ANY ('a', 'b')",
+        "ts = '2024-01-01 10:00:00 Europe/Berlin'",
+        "s RLIKE 'a'",
+        "EXISTS (SELECT 1)",
+        "a > ALL (SELECT 1)",
+        "5",
+    ],
+)
+def test_what_engines_would_each_take_in_their_own_way_prunes_nothing_and_is_told(text: str) -> None:
+    for whole in (text, f"NOT ({text})"):
+        read = parse_sql(whole, BOUND_TO)
+        assert expression_json(read.expression) is True
+        assert len(read.unused) == 1
+
+
+def test_only_the_unusable_part_of_a_conjunction_is_left_out() -> None:
+    read = parse_sql("id = 1 AND abs(a) = 3 AND s LIKE 'a_c%'", BOUND_TO)
+    assert read.unused == ("ABS(a) = 3", "s LIKE 'a_c%'")
+    assert expression_json(read.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
+
+
+def test_a_comparison_with_what_a_float_cannot_hold_keeps_its_neighbour() -> None:
+    assert said("f < 0.7")["type"] == "lt-eq"  # 0.7 is below 0.7 to an engine that compares doubles
+    assert said("f <> 0.7") == {"type": "not-null", "term": "f"}
+
+
+def test_what_a_null_is_compared_with_is_never_true() -> None:
+    for text in ("a = NULL", "NOT (a = NULL)", "a NOT IN (1, NULL)", "a BETWEEN NULL AND NULL", "s LIKE NULL", "NULL"):
+        assert said(text) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "empty"),
+        ("id =", "line 1, column 4"),
+        ("id = 1 foo", "line 1, column 10"),
+        ("id = 1 AND\n  )", "line 2, column 3"),
+        ("id = 'abc", "id = 'ab"),
+        ("SELECT 1", "line 1"),
+        ("id = 1; DROP TABLE x", "line 1, column 12"),
+        ("(" * 50_000 + "id = 1" + ")" * 50_000, "100000"),
+        ("(" * 9_000 + "id = 1" + ")" * 9_000, "nested"),
+        ("nope = 1", "nope"),
+        ("idd = 1", "did you mean id"),
+    ],
+)
+def test_what_is_no_predicate_is_refused_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_sql(text, BOUND_TO)
+    assert told in refused.value.message
+
+
+def test_a_chain_of_thousands_is_read() -> None:
+    read = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
+    assert read.unused == ()
+
+
+def test_a_column_that_is_gone_is_found_in_an_older_schema() -> None:
+    older = msgspec.convert(
+        {"type": "struct", "schema-id": 7, "fields": [{"id": 90, "name": "gone", "required": False, "type": "int"}]},
+        type=ours.Schema,
+    )
+    assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, older)).unused == ()

@@ -1,0 +1,262 @@
+"""Random tables of all types and transforms, their files and manifest entries, and what readers are to find of them.
+
+Drawn from the specification by the oracles of the planner (`tests/planner`), which share nothing with what is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+from typing import Any
+
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widened
+from tests.planner.lakes.partitioning import apply, random_transform, result_kind
+
+UUID = "9c12d441-03fe-4693-9a96-a0705ddf69c1"
+NAMES = ["id", "a b", "ä€𝄞", "1st", "x.y", "day", "漢字", "a_x20b", "-", "\x00", 'quote"d', "__"]
+CODECS = ["gzip", "gzip", "zstd", "snappy", "uncompressed", "ZSTD"]
+LONG_MAX = 2**63 - 1
+ADDED, EXISTING, DELETED = 1, 0, 2
+SEQUENCE, SNAPSHOT = 9, 4_711
+"""Of the snapshot that adds a case's manifests."""
+
+
+class Case:
+    """A table of one schema and one partition spec, with values to partition by."""
+
+    def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
+        """`avoided` are types and names that the partition is not to have, as what a reader cannot read."""
+        self.seed, self.version = seed, version
+        self.rng = rng = random.Random(seed)
+        self.kinds = {i: random_kind(rng, version) for i in range(1, rng.randint(2, 9))}
+        self.values = {column: pool(rng, kind, 6) for column, kind in self.kinds.items()}
+        self.fields: list[tuple[int, int, str, str]] = []
+        names = rng.sample([name for name in NAMES if name not in avoided], 4)
+        for i in range(rng.choice([0, 1, 1, 2, 3, 4])):
+            source = rng.choice(list(self.kinds))
+            transform = random_transform(rng, self.kinds[source], self.values[source], void=True)
+            if base(result_kind(transform, self.kinds[source])) not in avoided:
+                self.fields.append((1000 + i, source, transform, names[i]))
+        # No name of a field is a column's: that is for identity transforms.
+        self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
+        self.metadata = self.read()
+
+    def __repr__(self) -> str:
+        return f"Case({self.seed}, {self.version}): {self.kinds} {self.fields} {self.properties}"
+
+    def json(self, **more: Any) -> dict[str, Any]:
+        """The table's metadata."""
+        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
+        schema = {"type": "struct", "schema-id": 0, "fields": columns}
+        fields = [
+            {"source-id": source, "field-id": field_id, "name": name, "transform": transform}
+            for field_id, source, transform, name in self.fields
+        ]
+        made: dict[str, Any] = {
+            "format-version": self.version,
+            "table-uuid": UUID,
+            "location": "file:///t",
+            "last-updated-ms": 1_700_000_000_000,
+            "last-column-id": 99,
+            "schema": schema,
+            "schemas": [schema],
+            "current-schema-id": 0,
+            "partition-spec": fields,
+            "partition-specs": [{"spec-id": 0, "fields": fields}],
+            "default-spec-id": 0,
+            "last-partition-id": 1099,
+            "sort-orders": [{"order-id": 0, "fields": []}],
+            "default-sort-order-id": 0,
+            "properties": self.properties,
+        }
+        if self.version > 1:
+            made |= {"last-sequence-number": 9}
+        if self.version > 2:
+            made |= {"next-row-id": 10_000}
+        return made | more
+
+    def read(self, **more: Any) -> TableMetadata:
+        return decode_table(json.dumps(self.json(**more)).encode(), f"file:///t/{self.seed}.json")
+
+    @property
+    def partition_kinds(self) -> list[str]:
+        return [result_kind(transform, self.kinds[source]) for _, source, transform, _ in self.fields]
+
+    def partition(self) -> tuple[Any, ...]:
+        made = []
+        for _, source, transform, _ in self.fields:
+            value = None if self.rng.random() < 0.15 else self.rng.choice(self.values[source])
+            if self.kinds[source] in FLOATS and self.rng.random() < 0.15:
+                value = math.nan
+            made.append(apply(transform, self.kinds[source], value))
+        return tuple(made)
+
+    def file(self, content: int = 0) -> ContentFile:
+        """Any file of the kind; of delete files of version 3, position deletes are deletion vectors."""
+        rng = self.rng
+        vector = content == 1 and self.version > 2
+        size = rng.choice([0, 1, 4_000, 1 << 33])
+        more: dict[str, Any] = {}
+        if content == 0:
+            more["sort_order_id"] = rng.choice([None, 0, 3])
+            more["split_offsets"] = rng.choice([None, (4,), (4, 2000)]) if size > 2000 else None
+        elif content == 2:
+            more["equality_ids"] = tuple(rng.sample(list(self.kinds), rng.randint(1, len(self.kinds))))
+            more["sort_order_id"] = rng.choice([None, 0, 3])
+        elif vector:
+            size = 4_000
+            more |= {"referenced_data_file": self.path("d"), "content_offset": 4, "content_size_in_bytes": 99}
+        elif self.version == 2:
+            more["referenced_data_file"] = rng.choice([None, self.path("d")])
+        return ContentFile(
+            content=content,
+            file_path=self.path("f"),
+            file_format="PUFFIN" if vector else rng.choice(["PARQUET", "ORC", "AVRO"]),
+            spec_id=0,
+            partition=self.partition(),
+            record_count=rng.choice([0, 1, 100, 2**40]),
+            file_size_in_bytes=size,
+            key_metadata=rng.choice([None, None, b"\x00key"]),
+            **more,
+            **({} if vector else self.statistics()),
+        )
+
+    def path(self, kind: str) -> str:
+        return f"file:///t/{self.rng.choice(['data', 'ä ö', 'x=𝄞'])}/{kind}-{self.rng.getrandbits(60)}.parquet"
+
+    def statistics(self) -> dict[str, dict[int, Any] | None]:
+        rng = self.rng
+        made: dict[str, dict[int, Any]] = {name: {} for name in STATISTICS}
+        for column, kind in self.kinds.items():
+            if rng.random() < 0.3:
+                continue
+            total = rng.choice([1, 7, 2**40])
+            made["column_sizes"][column] = rng.choice([0, 40, LONG_MAX])
+            made["value_counts"][column] = total
+            made["null_value_counts"][column] = rng.randint(0, total)
+            if kind in FLOATS:
+                made["nan_value_counts"][column] = rng.randint(0, total)
+            lower, upper = sorted(rng.choices(range(len(self.values[column])), k=2))
+            made["lower_bounds"][column] = to_bytes(kind, self.values[column][lower])
+            made["upper_bounds"][column] = to_bytes(kind, self.values[column][upper])
+        return {name: by_column or None for name, by_column in made.items()}
+
+    def entry(self, content: int = 0) -> ManifestEntry:
+        """One as a commit would write it: what was added says its numbers or leaves them to be inherited."""
+        rng, file = self.rng, self.file(content)
+        status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
+        if self.version == 1:
+            return ManifestEntry(status, rng.randint(1, LONG_MAX), None, None, file)
+        inherits = status == ADDED and rng.random() < 0.8
+        if status != ADDED:
+            file = replaced(file, first_row_id=rng.choice([None, 0, 2**50])) if content == 0 else file
+        return ManifestEntry(
+            status,
+            None if status == ADDED and rng.random() < 0.5 else rng.randint(1, LONG_MAX),
+            None if inherits else rng.randint(0, 8),
+            None if inherits or rng.random() < 0.1 else rng.randint(0, 8),
+            file,
+        )
+
+    def entries(self, content: int = 0) -> list[ManifestEntry]:
+        return [self.entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
+
+    def widen(self) -> TableMetadata:
+        """The table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old ones."""
+        wide = {column: widened(self.rng, kind) or kind for column, kind in self.kinds.items()}
+        if self.version > 2:
+            wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
+        columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in wide.items()]
+        schema = {"type": "struct", "schema-id": 1, "fields": columns}
+        old = self.json()["schema"]
+        return self.read(**{"schemas": [old, schema], "schema": schema, "current-schema-id": 1})
+
+
+STATISTICS = (
+    "column_sizes",
+    "value_counts",
+    "null_value_counts",
+    "nan_value_counts",
+    "lower_bounds",
+    "upper_bounds",
+)
+
+
+def contents(version: int) -> list[int]:
+    """Kinds of files that tables of the format version have."""
+    return [0] if version == 1 else [0, 1, 2]
+
+
+def written(case: Case, entries: list[ManifestEntry], content: int = 0) -> WrittenManifest:
+    return write_manifest(iter(entries), metadata=case.metadata, spec_id=0, content=content)
+
+
+def replaced(file: ContentFile, **more: Any) -> ContentFile:
+    return ContentFile(**{name: getattr(file, name) for name in file.__struct_fields__} | more)
+
+
+def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:
+    return [entry for entry in entries if entry.status != DELETED]
+
+
+def inherited(
+    entries: list[ManifestEntry], version: int, content: int, snapshot: int, sequence: int, first_row_id: int | None
+) -> list[ManifestEntry]:
+    """The live entries as readers are to see them (spec: "Sequence Number Inheritance", "First Row ID Inheritance")."""
+    found = []
+    for entry in live(entries):
+        file, numbers = entry.file, (entry.sequence_number, entry.file_sequence_number)
+        if version == 1:
+            numbers = (0, 0)
+        elif entry.status == ADDED:
+            numbers = tuple(sequence if number is None else number for number in numbers)  # type: ignore[assignment]
+        known = None if version < 3 or entry.status == ADDED else file.first_row_id
+        if first_row_id is not None and known is None and content == 0:
+            known, first_row_id = first_row_id, first_row_id + file.record_count
+        file = replaced(file, first_row_id=known if version > 2 else None)
+        found.append(
+            ManifestEntry(entry.status, snapshot if entry.snapshot_id is None else entry.snapshot_id, *numbers, file)
+        )
+    return found
+
+
+def comparable(value: Any) -> Any:
+    """NaN as something that is equal to itself, zeros and types apart."""
+    if isinstance(value, tuple):
+        return tuple(map(comparable, value))
+    return (type(value).__name__, repr(value))
+
+
+def same(left: ManifestEntry, right: ManifestEntry) -> bool:
+    ours, theirs = left.file, right.file
+    return (
+        comparable(ours.partition) == comparable(theirs.partition)
+        and replaced(ours, partition=()) == replaced(theirs, partition=())
+        and [left.status, left.snapshot_id, left.sequence_number, left.file_sequence_number]
+        == [right.status, right.snapshot_id, right.sequence_number, right.file_sequence_number]
+    )
+
+
+def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
+    """A partition field's summary by the specification; None where uuids are in no order that all readers share."""
+    present = [value for value in values if value is not None]
+    numbers = [value for value in present if value == value]
+    made: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
+    if kind == "uuid" and numbers:
+        signed = sorted(numbers, key=lambda value: struct.unpack(">qq", value))
+        if (signed[0], signed[-1]) != (min(numbers), max(numbers)):
+            return None
+    order = sorted(numbers, key=lambda value: (value, math.copysign(1, value) if kind in FLOATS else 0))
+    bounds = (to_bytes(kind, order[0]), to_bytes(kind, order[-1])) if order else (None, None)
+    return made | {"lower": bounds[0], "upper": bounds[1]}
+
+
+UNREADABLE_BY_PYICEBERG = V3_ONLY
+UNREADABLE_BY_JAVA = ("fixed", "a_x20b")
+"""Java writes fixed partition values that it cannot read again (InternalReader), and two of `NAMES` are one to it."""

@@ -1,0 +1,358 @@
+"""Manifests decode to what fastavro reads from them, whatever their writer's schema looks like."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import fastavro
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, MISSING, TEXTS, decode_manifest
+from tests.iceberg.manifests import manifest_files as files
+
+TIME = {"type": "long", "logicalType": "time-micros"}
+MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+PARTITION_TYPES: list[Any] = [
+    *("boolean", "int", "long", "float", "double", "string", "bytes", "null", TIME, MICROS),
+    {"type": "int", "logicalType": "date"},
+    {"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True},
+    {"type": "fixed", "name": "fixed", "size": 7},
+    {"type": "fixed", "name": "uuid", "size": 16, "logicalType": "uuid"},
+    {"type": "fixed", "name": "decimal", "size": 5, "logicalType": "decimal", "precision": 11, "scale": 2},
+    {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 2},
+]
+LETTERS = "aZ/=0 éß€漢𝄞"
+COLUMNS = [1, 2, 3, 4, 5, 1000, 70_000, -1, 2**31 - 1]
+
+
+def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
+    """Anything of a schema; unions as (branch, value), so that every branch is taken."""
+    kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    count = chance.choice([0, 1, 2, 5])
+    if logical == "decimal":
+        limit = 10 ** schema["precision"]
+        return chance.randrange(1 - limit, limit).to_bytes(schema.get("size", 9), "big", signed=True)
+    match kind:
+        case "null":
+            return None
+        case "union":
+            branch = chance.randrange(len(schema))
+            return branch, any_value(chance, schema[branch], name)
+        case "record":
+            return {field["name"]: any_value(chance, field["type"], field["name"]) for field in schema["fields"]}
+        case "array":
+            return [any_value(chance, schema["items"], name) for _ in range(count)]
+        case "map":
+            return {f"k{i}": any_value(chance, schema["values"], name) for i in range(count)}
+        case "enum":
+            return chance.choice(schema["symbols"])
+        case "boolean":
+            return chance.random() < 0.5
+        case "string":
+            return "".join(chance.choices(LETTERS, k=chance.choice([0, 3, 40])))
+        case "float" | "double":
+            return chance.choice([0.0, -0.0, 1.5, -1e30, float("inf"), float("nan"), chance.random() * 2.0**-120])
+        case "fixed":
+            return chance.randbytes(schema["size"])
+        case "bytes":
+            return chance.randbytes(chance.choice([0, 1, 20, 300]))
+        case "int" if name.endswith("status"):
+            return chance.choice([0, 1, 1, 2])
+        case "int" | "long" if name == "key":
+            return chance.choice(COLUMNS)
+    if logical == "time-micros":
+        return chance.randrange(86_400_000_000)
+    if logical in ("date", "timestamp-micros"):  # what Python's dates can hold, for fastavro makes some of them
+        return chance.randint(-700_000, 2_900_000) * (1 if kind == "int" else 86_399_999_999)
+    bits = chance.choice([3, 8, 20, 31] if kind == "int" else [3, 8, 40, 63])
+    return chance.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # the least long stands for null
+
+
+def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
+    """A schema of any shape, for fields that a later format might bring."""
+    name = f"t{next(numbers)}"
+    kind = chance.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
+    if depth == 3 or kind == "primitive":
+        return chance.choice(["null", "boolean", "int", "long", "float", "double", "bytes", "string"])
+    below = [any_type(chance, numbers, depth + 1) for _ in range(3)]
+    fields = [{"name": f"x{i}", "type": inner} for i, inner in enumerate(below[: chance.randint(0, 3)])]
+    union: list[Any] = ["null", "long", "string", {"type": "array", "items": below[0]}]
+    made: dict[str, Any] = {
+        "fixed": {"type": "fixed", "name": name, "size": 3},
+        "enum": {"type": "enum", "name": name, "symbols": ["A", "B", "C"]},
+        "array": {"type": "array", "items": below[0]},
+        "map": {"type": "map", "values": below[0]},
+        "record": {"type": "record", "name": name, "fields": fields},
+        "union": chance.sample(union, 4),
+    }
+    return made[kind]
+
+
+def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, Any]:
+    null_last = chance.random() < 0.5
+    partition = []
+    for i, kind in enumerate(chance.choices(PARTITION_TYPES, k=chance.choice([0, 1, 2, 6]))):
+        named = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
+        plain = kind == "null" or chance.random() < 0.3
+        partition.append((f"p{i}", named if plain else files.optional(named, null_last=null_last)))
+    form = chance.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
+    schema = files.manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
+    numbers = itertools.count()
+    file_fields = next(field for field in schema["fields"] if field["name"] == f"{prefix}data_file")["type"]["fields"]
+    for fields in (schema["fields"], file_fields):
+        for _ in range(chance.randint(0, 2)):
+            unknown = {"name": f"unknown{next(numbers)}", "type": any_type(chance, numbers)}
+            if chance.random() < 0.5:
+                unknown["field-id"] = 9000 + next(numbers)
+            fields.insert(chance.randint(0, len(fields)), unknown)
+    return schema
+
+
+def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -> bytes:
+    schema = any_schema(chance, version, prefix)
+
+    def split(length: int) -> list[int]:
+        sizes = []
+        while length:
+            size = chance.randint(1, length)
+            sizes.append(size if chance.random() < 0.5 else -size)
+            length -= size
+        return sizes
+
+    rows = [files.encode(schema, any_value(chance, schema), split) for _ in range(chance.choice([0, 1, 10, 40]))]
+    cuts = sorted(chance.choices(range(len(rows) + 1), k=chance.randint(0, 3)))
+    blocks = [rows[a:b] for a, b in itertools.pairwise([0, *cuts, len(rows)])]
+    return files.container(schema, blocks, codec=codec)
+
+
+def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what version 1 has no field for and reads as null."""
+    return [{name: row.get(name) for name in sorted({*rows[0], *LONGS, *TEXTS})} for row in rows]
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    version=st.sampled_from([1, 2, 3]),
+    codec=st.sampled_from(["null", "deflate"]),  # fastavro has no other without libraries that nothing else needs
+    prefix=st.sampled_from(["", "other_"]),
+)
+@settings(max_examples=300)
+def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
+    data = any_manifest(random.Random(seed), version, codec, prefix)
+    decoded = decode_manifest(data, "m.avro")
+    assert comparable(files.flat(decoded)) == comparable(files.read_by_fastavro(data, prefix))
+    assert set(decoded.longs) == set(LONGS)
+    assert set(decoded.texts) == set(TEXTS)
+    assert all(column.dtype == np.int64 and len(column) == decoded.rows for column in decoded.longs.values())
+
+
+def is_record(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema["type"] == "record"
+
+
+def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """A plain row of a schema of `manifest_schema`: null where that is allowed, else a small value."""
+    row: dict[str, Any] = {}
+    for field in schema["fields"]:
+        name, kind = field["name"], field["type"]
+        if name in changed:
+            row[name] = changed[name]
+        elif records := [each for each in (kind if isinstance(kind, list) else [kind]) if is_record(each)]:
+            row[name] = entry(records[0], **changed)
+        elif isinstance(kind, list) and "null" in kind:
+            row[name] = None
+        else:
+            row[name] = "file.parquet" if kind == "string" else 1
+    return row
+
+
+def manifest(schema: dict[str, Any], *rows: dict[str, Any], **options: Any) -> bytes:
+    return files.container(schema, [[files.encode(schema, row) for row in rows]], **options)
+
+
+SCHEMA = files.manifest_schema(3, [("day", ["null", "int"])])
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_each_codec_reads_alike(codec: str) -> None:
+    rows = [entry(SCHEMA, day=i, file_path=f"s3://b/t/ü-{i}.parquet", split_offsets=[4, i]) for i in range(500)]
+    plain = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    assert len(plain) == 500
+    assert files.flat(decode_manifest(manifest(SCHEMA, *rows, codec=codec), "m.avro")) == plain
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_what_fastavro_writes_is_read(codec: str) -> None:
+    rows = [
+        entry(SCHEMA, day=i, status=i % 3, value_counts=[{"key": 1, "value": i}], lower_bounds=[]) for i in range(400)
+    ]
+    out = io.BytesIO()
+    fastavro.writer(out, fastavro.parse_schema(SCHEMA), rows, codec=codec, sync_interval=1000)
+    decoded = decode_manifest(out.getvalue(), "m.avro")
+    assert decoded.rows == sum(i % 3 != 2 for i in range(400))
+    assert comparable(files.flat(decoded)) == comparable(files.read_by_fastavro(out.getvalue()))
+
+
+def test_deleted_entries_leave_nothing_behind() -> None:
+    maps = {"column_sizes": [{"key": 7, "value": 1}], "upper_bounds": [{"key": 7, "value": b"x"}]}
+    rows = [
+        entry(SCHEMA, status=0, day=1, split_offsets=[1]),
+        entry(SCHEMA, status=2, day=2, split_offsets=[2, 2], equality_ids=[3], **maps),
+        entry(SCHEMA, status=1, day=3, split_offsets=[]),
+        entry(SCHEMA, status=2, day=4, **maps),
+    ]
+    decoded = decode_manifest(manifest(SCHEMA, *rows), "m.avro")
+    assert decoded.longs["status"].tolist() == [0, 1]
+    assert decoded.lists["split_offsets"][0].tolist() == [1, 0]
+    assert decoded.lists["split_offsets"][1].tolist() == [1]
+    assert decoded.lists["equality_ids"][0].tolist() == [-1, -1]
+    assert decoded.counts["column_sizes"] == decoded.bounds["upper_bounds"] == {}
+    assert decoded.partition[0].longs is not None
+    assert decoded.partition[0].longs.tolist() == [1, 3]
+
+
+def twice(ids: list[int]) -> list[int]:
+    return [*ids[:-1], ids[0]]
+
+
+@pytest.mark.parametrize("odd", [None, 0, 1, 99, 149])
+@pytest.mark.parametrize(
+    "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], twice, lambda ids: []]
+)
+def test_columns_that_every_row_names_and_ones_that_one_row_does_not(
+    odd: int | None, unlike: Callable[[list[int]], list[int]]
+) -> None:
+    """Rows that all name the same columns in one order are taken apart in another way than others."""
+    usual, rows = [4, 1, 7], []
+    for i in range(150):
+        ids = unlike(usual) if i == odd else usual
+        counts = [{"key": id_, "value": 10 * i + at} for at, id_ in enumerate(ids)]
+        bounds = [{"key": id_, "value": b"%d" % (i + at)} for at, id_ in enumerate(ids)]
+        rows.append(entry(SCHEMA, day=i, status=2 * (i % 7 == 5), value_counts=counts, upper_bounds=bounds))
+    data = manifest(SCHEMA, *rows, codec="deflate")
+    assert comparable(files.flat(decode_manifest(data, "m.avro"))) == comparable(files.read_by_fastavro(data))
+
+
+def test_all_rows_naming_a_column_twice_keep_the_last_value() -> None:
+    counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
+    decoded = decode_manifest(manifest(SCHEMA, *[entry(SCHEMA, value_counts=counts)] * 5), "m.avro")
+    assert [each["value_counts"] for each in files.flat(decoded)] == [{3: 2}] * 5
+
+
+@pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
+def test_a_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None:
+    decoded = decode_manifest(files.container(SCHEMA, blocks, codec="deflate"), "m.avro")
+    assert decoded.rows == 0
+    assert files.flat(decoded) == []
+
+
+def test_what_a_version_lacks_is_missing() -> None:
+    schema = files.manifest_schema(1, [])
+    decoded = decode_manifest(manifest(schema, entry(schema)), "m.avro")
+    assert decoded.longs["content"].tolist() == decoded.longs["sequence_number"].tolist() == [MISSING]
+    assert decoded.longs["snapshot_id"].tolist() == [1]
+    assert decoded.texts["referenced_data_file"].lengths.tolist() == [-1]
+    assert decoded.lists["equality_ids"][0].tolist() == [-1]
+    assert decoded.partition == ()
+
+
+def test_the_header_is_handed_on() -> None:
+    metadata = {"schema": '{"x": "ü"}', "partition-spec-id": "3", "content": "deletes"}
+    decoded = decode_manifest(manifest(SCHEMA, entry(SCHEMA), metadata=metadata), "m.avro")
+    assert metadata.items() <= decoded.metadata.items()
+    assert json.loads(decoded.metadata["avro.schema"]) == SCHEMA
+
+
+def test_standard_names_serve_where_ids_were_left_out() -> None:
+    schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
+    spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
+    row = entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
+    decoded = decode_manifest(manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
+    [found] = files.flat(decoded)
+    assert found["file_path"] == "x"
+    assert found["value_counts"] == {1: 10}
+    assert found["partition"] == [(1007, 4)]
+
+
+def test_partition_fields_without_any_id_are_refused() -> None:
+    schema = files.manifest_schema(2, [("day", ["null", "int"])], ids=False)
+    with pytest.raises(Corrupt, match=r"m\.avro: .*partition fields have no ids"):
+        decode_manifest(manifest(schema, entry(schema)), "m.avro")
+
+
+def test_an_id_outranks_a_name() -> None:
+    schema = files.manifest_schema(2, [])
+    fields = schema["fields"][-1]["type"]["fields"]
+    by_name = {field["name"]: field for field in fields}
+    by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
+    row = entry(schema, record_count=1000, file_size_in_bytes=5)
+    [found] = files.flat(decode_manifest(manifest(schema, row), "m.avro"))
+    assert (found["record_count"], found["file_size_in_bytes"]) == (5, 1000)
+
+
+def test_unions_of_several_numbers_or_texts_read_whichever_is_there() -> None:
+    schema = files.manifest_schema(2, [("p", ["int", "null", "long"]), ("q", ["double", "float", "null"])])
+    file = schema["fields"][-1]["type"]
+    path = next(field for field in file["fields"] if field["name"] == "file_path")
+    path["type"] = ["bytes", "string"]
+    rows = [
+        entry(schema, file_path=(0, b"one"), p=(0, 5), q=(1, 0.5)),
+        entry(schema, file_path=(1, "two"), p=(2, 2**40), q=(0, 0.1)),
+        entry(schema, file_path=(1, "three"), p=(1, None), q=(2, None)),
+    ]
+    found = files.flat(decode_manifest(manifest(schema, *rows), "m.avro"))
+    assert [row["file_path"] for row in found] == ["one", "two", "three"]
+    assert [row["partition"][0][1] for row in found] == [5, 2**40, None]
+    assert [row["partition"][1][1] for row in found] == [files.raw(0.5), files.raw(0.1), None]
+
+
+def test_a_named_type_may_be_used_again() -> None:
+    fixed, symbol = {"type": "fixed", "name": "id", "size": 2}, {"type": "enum", "name": "e", "symbols": ["X"]}
+    schema = files.manifest_schema(2, [("a", fixed), ("b", ["null", fixed])])
+    schema["namespace"] = "org.example"
+    schema["fields"] += [{"name": "more", "type": ["null", symbol]}, {"name": "again", "type": symbol}]
+    row = files.encode(schema, entry(schema, a=b"12", b=b"34", more="X", again="X"))
+    schema["fields"][-1]["type"] = "org.example.e"
+    partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
+    partition[1]["type"][1] = "id"
+    [found] = files.flat(decode_manifest(files.container(schema, [[row]]), "m.avro"))
+    assert found["partition"] == [(1000, b"12"), (1001, b"34")]
+
+
+def test_a_thousand_columns_cost_what_they_hold() -> None:
+    """Each entry has statistics of four of a thousand columns; nothing as large as rows x columns is made."""
+    rows = [
+        entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
+        for i in range(1000)
+    ]
+    decoded = decode_manifest(manifest(SCHEMA, *rows), "m.avro")
+    lower = decoded.bounds["lower_bounds"]
+    assert set(lower) == set(range(1000))
+    assert sum(len(at) for at, _, _ in lower.values()) == 4000
+    assert files.flat(decoded)[999]["lower_bounds"] == {(999 * 7 + k) % 1000: b"v999" for k in range(4)}
+
+
+def test_a_column_named_twice_by_one_entry_keeps_its_last_value() -> None:
+    counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
+    rows = [entry(SCHEMA, value_counts=counts), entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
+    found = files.flat(decode_manifest(manifest(SCHEMA, *rows), "m.avro"))
+    assert [row["value_counts"] for row in found] == [{1: 30, 2: 20}, {1: 5}]
+
+
+def test_any_buffer_is_taken() -> None:
+    data = manifest(SCHEMA, entry(SCHEMA), codec="null")
+    expected = files.flat(decode_manifest(data, "m.avro"))
+    mutable = bytearray(b"before" + data + b"after")
+    decoded = decode_manifest(memoryview(mutable)[6:-5], "m.avro", inflated_limit_bytes=INFLATED_LIMIT_BYTES)
+    mutable.clear()  # nothing of the input is kept
+    assert files.flat(decoded) == expected

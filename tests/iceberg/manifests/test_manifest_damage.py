@@ -1,0 +1,340 @@
+"""Damaged and hostile manifests: Corrupt that names the file, or a sound decode; never a crash, nor much memory."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from tests.iceberg.manifests import manifest_files as files
+from tests.iceberg.manifests.test_manifest import SCHEMA, any_manifest, entry, manifest
+
+ROWS = [
+    entry(
+        SCHEMA,
+        day=i,
+        file_path=f"s3://bucket/täble/{i}.parquet",
+        split_offsets=[4, 1000 * i],
+        **{
+            name: [{"key": k, "value": b"bound" if name.endswith("bounds") else 100 + i} for k in range(1, 4)]
+            for name in files.MAPS
+        },
+    )
+    for i in range(12)
+]
+"""Enough for two blocks of six rows with something in every map."""
+
+
+def whole(codec: str = "null") -> bytes:
+    encoded = [files.encode(SCHEMA, row) for row in ROWS]
+    return files.container(SCHEMA, [encoded[:6], encoded[6:]], codec=codec)
+
+
+def survives(data: bytes, decode: Any = decode_manifest) -> bool:
+    """Whether it decodes; anything but Corrupt with the file's name fails the test."""
+    refused = None
+    try:
+        decoded = decode(data, "the-file")
+    except Corrupt as error:
+        refused = error.message
+    if refused is not None:
+        assert refused.startswith("the-file: ")
+        return False
+    if decode is decode_manifest:
+        for row in files.flat(decoded):  # every span lies in the heap, every list adds up
+            assert isinstance(row["file_path"], str)
+    return True
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_a_truncated_manifest_is_corrupt_unless_it_ends_between_blocks(codec: str) -> None:
+    data = whole(codec)
+    ends = [end for end in range(len(data)) if data[:end].endswith(files.SYNC)]
+    read = [end for end in range(len(data)) if survives(data[:end])]
+    assert len(ends) == 2
+    assert read == ends
+    assert decode_manifest(data, "m").rows == 12
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_flipped_bytes_are_corrupt_or_decode_soundly(codec: str) -> None:
+    _flip(whole(codec), rounds=1500, seed=zlib.crc32(codec.encode()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_soundly(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(10):
+        data = any_manifest(chance, chance.choice([1, 2, 3]), chance.choice(["null", "null", "deflate"]), "")
+        _flip(data, rounds=150, seed=chance.randrange(2**32))
+
+
+def _flip(data: bytes, *, rounds: int, seed: int) -> None:
+    """Half of the damage lies past the header, whose schema is most of a small file."""
+    chance, body = random.Random(seed), data.index(files.SYNC)
+    read = 0
+    for turn in range(rounds):
+        damaged = bytearray(data)
+        for _ in range(chance.choice([1, 1, 1, 2, 5])):
+            at = chance.randrange(body if turn % 2 else 0, len(data))
+            damaged[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, damaged[at] ^ 1 << chance.randrange(8)])
+        if chance.random() < 0.2:
+            at = chance.randrange(len(damaged))
+            damaged[at : at + chance.randrange(20)] = chance.randbytes(chance.randrange(20))
+        try:
+            read += survives(bytes(damaged))
+        except BaseException:
+            print(f"seed {seed}, turn {turn}: {bytes(damaged).hex()}")
+            raise
+    assert read < rounds
+
+
+def test_a_damaged_list_is_corrupt_or_decodes() -> None:
+    from_list = {"type": "record", "name": "manifest_file", "fields": []}
+    fields: list[dict[str, Any]] = from_list["fields"]  # type: ignore[assignment]
+    for name, i, kind in [("manifest_path", 500, "string"), ("manifest_length", 501, "long"), ("spec", 502, "int")]:
+        fields.append({"name": name, "field-id": i, "type": kind})
+    summary = {"type": "record", "name": "r508", "fields": []}
+    summary["fields"] = [{"name": "lower", "field-id": 510, "type": ["null", "bytes"]}]
+    fields.append({"name": "partitions", "field-id": 507, "type": {"type": "array", "items": summary}})
+    row = {"manifest_path": "m.avro", "manifest_length": 10, "spec": 0, "partitions": [{"lower": b"x"}] * 3}
+    data = files.container(from_list, [[files.encode(from_list, row)] * 5])
+    assert len(decode_manifest_list(data, "the-file")) == 5
+    chance, read = random.Random(5), 0
+    for _ in range(2000):
+        damaged = bytearray(data)
+        damaged[chance.randrange(len(data))] = chance.randrange(256)
+        read += survives(bytes(damaged), decode_manifest_list)
+    assert 0 < read < 2000
+
+
+def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
+    """A file of one uncompressed block, made of any bytes."""
+    return files.container(schema, []) + files.varint(count) + files.framed(data) + files.SYNC
+
+
+ONE = files.encode(SCHEMA, ROWS[0])
+TO_PATH = files.encode("int", 1) + b"\x00" * 3 + files.encode("int", 0)
+"""A row's bytes before its file_path: status, three nulls, content."""
+FORTY_GIB = files.varint(40 << 30)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "ends in the middle of the magic number"),
+        (b"PAR1" * 10, "does not start with Avro's magic bytes"),
+        (files.container(SCHEMA, [], codec="lzma"), "is compressed with 'lzma'; codecs that can be read: deflate"),
+        (b"Obj\x01\x00" + files.SYNC, "has no schema in its header"),
+        (files.container("{", []), "rows|not a type|unknown type"),
+        (whole().replace(files.SYNC, bytes(16))[:-16] + files.SYNC, "does not end with the file's sync marker"),
+        (body(data=ONE[:-1]), "block 0, at byte .*ends in the middle of a value"),
+        (body(data=ONE + b"\x00"), "holds more bytes than its rows take"),
+        (body(count=2, data=ONE), "block 0, at byte .*: ends in the middle of a value"),
+        (body(count=1 << 40, data=ONE), "claims more rows than its bytes can hold"),
+        (body(count=-1, data=ONE), "a block's row count is negative"),
+        (files.container(SCHEMA, []) + files.varint(1) + FORTY_GIB, "ends in the middle of a block"),
+        (files.container(SCHEMA, []) + b"\xff" * 12, "is not a 64-bit number"),
+        (files.container(SCHEMA, []) + b"\xff" * 9, "ends in the middle of a block's row count"),
+        (body(data=b"\xff" * 300), "status: a number is longer than 64 bits"),
+        (body(data=files.varint(2**31) + ONE), "status: a number does not fit the 32 bits"),
+        (body(data=b"\x02\x04" + ONE), "snapshot_id: a union names a branch"),
+        (body(data=b"\x02\x01" + ONE), "snapshot_id: a union names a branch"),
+        (body(data=TO_PATH + files.varint(-5) + ONE), "file_path: a length or count is negative"),
+        (body(data=TO_PATH + FORTY_GIB + ONE), "file_path: a length or count is more than the bytes that follow"),
+        (body(data=TO_PATH + files.framed(b"\xc0\xaf") + ONE), "file_path: a string is not UTF-8"),
+        (body(data=TO_PATH + files.framed(b"a" * 9 + b"\xed\xa0\x80") + ONE), "file_path: a string is not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_file_and_the_field(data: bytes, message: str) -> None:
+    with pytest.raises(Corrupt, match=message) as raised:
+        decode_manifest(data, "s3://b/t/m0.avro")
+    assert raised.value.message.startswith("s3://b/t/m0.avro: ")
+
+
+def test_counts_of_lists_and_maps_are_held_against_the_bytes() -> None:
+    schema = files.manifest_schema(2, [])
+    row = files.encode(schema, entry(schema, column_sizes=[{"key": 1, "value": 1}]))
+    filled = b"\x02\x02\x02\x02\x00"  # branch 1; a block of one entry; its key and value; the end
+    assert row.count(filled) == 1
+    for instead, message in [
+        (b"\x02" + FORTY_GIB, "column_sizes: a length or count is more"),
+        (b"\x02" + files.varint(-(2**63)), "column_sizes: a length or count is more"),
+        (b"\x02" + files.varint(-1) + FORTY_GIB, "column_sizes: a length or count is more"),
+        (b"\x02" + files.varint(-1) + files.varint(-1), "column_sizes: a length or count is negative"),
+        (b"\x02\x02" + files.varint(2**31), "column_sizes: a number does not fit the 32 bits"),
+    ]:
+        with pytest.raises(Corrupt, match=message):
+            decode_manifest(body(schema=schema, data=row.replace(filled, instead)), "m")
+
+
+def unknown(*kinds: Any) -> dict[str, Any]:
+    """The schema of a plain manifest, with fields of these types before all others."""
+    schema = files.manifest_schema(2, [])
+    schema["fields"][:0] = [{"name": f"unknown{i}", "type": kind} for i, kind in enumerate(kinds)]
+    return schema
+
+
+def test_elements_of_no_width_cost_nothing_however_many() -> None:
+    empty = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
+    schema = unknown({"type": "array", "items": empty}, {"type": "array", "items": "null"})
+    row = files.varint(2**62) + b"\x00" + files.varint(2**62) + b"\x00" + files.encode(SCHEMA_2, entry(SCHEMA_2))
+    assert decode_manifest(body(schema=schema, data=row), "m").rows == 1
+
+
+SCHEMA_2 = files.manifest_schema(2, [])
+
+
+def deep(kind: Any, levels: int) -> Any:
+    for _ in range(levels):
+        kind = {"type": "array", "items": kind}
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (unknown({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "r"]}]}), "contains itself"),
+        (unknown(deep("int", 100)), "nested deeper than 64"),
+        (unknown("no.such.type"), "unknown type 'no.such.type'"),
+        (unknown(["null", "null"]), "at most one of them null"),
+        (unknown([]), "a union needs branches"),
+        (unknown(17), "not a type: 17"),
+        (unknown({"type": "fixed", "name": "f", "size": -1}), "a fixed type of size -1"),
+        (unknown({"type": "fixed", "size": 1}), "needs a name"),
+        (unknown({"type": "enum", "name": "e"}), "an enum without symbols"),
+        (unknown({"type": "record", "name": "r", "fields": [{"name": "a"}]}), "a record needs fields"),
+        (unknown({"type": "array"}), "not a type: None"),
+        (files.manifest_schema(2, [("p", {"type": "array", "items": "int"})]), "p: a partition value of type array"),
+        (files.manifest_schema(2, [("p", ["int", "string"])]), "p: boolean or int or long is expected, not string"),
+        ({"type": "record", "name": "r", "fields": []}, r"has no field status \(0\)"),
+        ("int", "a record is expected, not int"),
+    ],
+)
+def test_a_schema_that_cannot_be_is_refused_with_the_field(schema: Any, message: str) -> None:
+    with pytest.raises(Corrupt, match=message) as raised:
+        decode_manifest(files.container(schema, []), "the-file")
+    assert raised.value.message.startswith("the-file: ")
+
+
+def test_a_schema_nested_past_any_stack_is_refused() -> None:
+    schema = '{"type":"array","items":' * 100_000 + '"int"' + "}" * 100_000
+    with pytest.raises(Corrupt, match="the-file: its Avro schema is not JSON"):
+        decode_manifest(files.container(SCHEMA, [], metadata={"avro.schema": schema}), "the-file")
+
+
+def test_named_types_that_double_at_every_level_are_refused_quickly() -> None:
+    doubling: list[Any] = [{"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}]
+    for i in range(1, 40):
+        fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
+        doubling.append({"type": "record", "name": f"r{i}", "fields": fields})
+    with pytest.raises(Corrupt, match="more than 20000 types"):
+        decode_manifest(files.container(unknown(*doubling), []), "the-file")
+
+
+def test_a_field_that_is_there_twice_is_refused() -> None:
+    schema = files.manifest_schema(2, [])
+    schema["fields"].append(schema["fields"][0] | {"name": "again"})
+    with pytest.raises(Corrupt, match="field 0 is present twice"):
+        decode_manifest(files.container(schema, []), "the-file")
+
+
+@pytest.mark.parametrize("field", ["status", "file_path", "record_count", "data_file"])
+def test_an_entry_without_what_every_entry_has_is_corrupt(field: str) -> None:
+    schema = files.manifest_schema(2, [])
+    for fields in (schema["fields"], schema["fields"][-1]["type"]["fields"]):
+        for each in fields:
+            if each["name"] == field:
+                each["type"] = ["null", each["type"]]
+    value = {"status": 1, "file_path": "x", "record_count": 1}
+    fine = entry(schema, **({field: value[field]} if field in value else {}))
+    broken = entry(schema, **{field: None})
+    assert decode_manifest(manifest(schema, fine, fine), "the-file").rows == 2
+    with pytest.raises(Corrupt, match="the-file: an entry"):
+        decode_manifest(manifest(schema, fine, broken), "the-file")
+
+
+def test_rows_of_null_records_do_not_multiply_memory() -> None:
+    """Two bytes a row, and a hundred columns for each: refused before the columns are made."""
+    schema = files.manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
+    schema["fields"] = [schema["fields"][0], schema["fields"][-1]]
+    schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
+    with pytest.raises(Corrupt, match="claims more rows than its bytes can hold"):
+        decode_manifest(body(count=1 << 20, data=b"\x02\x00" * (1 << 20), schema=schema), "the-file")
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_a_block_that_inflates_past_the_limit_is_refused(codec: str) -> None:
+    bomb = files.compress(codec, bytes(64 << 20))
+    data = files.container(SCHEMA, [], codec=codec) + files.varint(1) + files.framed(bomb) + files.SYNC
+    tracemalloc.start()
+    with pytest.raises(Corrupt, match="the-file: inflates to more than 1048576 bytes"):
+        decode_manifest(data, "the-file", inflated_limit_bytes=1 << 20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_the_limit_counts_all_blocks_together() -> None:
+    data = whole("deflate")
+    size = len(decode_manifest(data, "m").heap)
+    assert decode_manifest(data, "m", inflated_limit_bytes=size).rows == 12
+    with pytest.raises(Corrupt, match=f"inflates to more than {size - 1} bytes"):
+        decode_manifest(data, "m", inflated_limit_bytes=size - 1)
+
+
+def test_column_ids_chosen_to_collide_end_in_an_error_soon() -> None:
+    """Four thousand ids that fall on one place of the kernel's table, which would have to probe them all each time."""
+    inverse = pow(2654435769, -1, 2**32)
+    ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
+    signed = [i - 2**32 if i >= 2**31 else i for i in ids]
+    row = entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in signed])
+    with pytest.raises(Corrupt, match="statistics of more columns than any table has"):
+        decode_manifest(manifest(SCHEMA, row), "the-file")
+
+
+def test_statistics_of_more_columns_than_any_table_has_are_refused() -> None:
+    row = entry(SCHEMA, column_sizes=[{"key": key, "value": 1} for key in range(140_000)])
+    with pytest.raises(Corrupt, match="statistics of more columns than any table has"):
+        decode_manifest(manifest(SCHEMA, row), "the-file")
+
+
+def test_a_thousand_decodes_leave_no_memory_behind() -> None:
+    good, cut = whole("deflate"), whole("null")[:-40]
+    bad_row = body(data=ONE[:-1])
+
+    def once() -> None:
+        assert decode_manifest(good, "m").rows == 12
+        for data in (cut, bad_row):
+            assert not survives(data)
+
+    for _ in range(100):
+        once()
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    for _ in range(1000):
+        once()
+    gc.collect()
+    assert psutil.Process().memory_info().rss - before < 4 << 20
+
+
+def test_threads_decode_side_by_side() -> None:
+    """The same program runs in several threads at once, and their columns do not mix."""
+    manifests = [
+        manifest(SCHEMA, *(entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate") for k in range(8)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        for round_ in pool.map(lambda k: (k, decode_manifest(manifests[k], "m")), list(range(8)) * 10):
+            k, decoded = round_
+            assert decoded.longs["record_count"].tolist() == list(range(300))
+            assert decoded.partition[0].longs is not None
+            assert set(decoded.partition[0].longs.tolist()) == {k}

@@ -1,0 +1,260 @@
+"""Manifest lists, and manifests and lists that PyIceberg wrote."""
+
+from __future__ import annotations
+
+import io
+import random
+import uuid
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from pyiceberg import manifest as theirs
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    TimestampType,
+    TimeType,
+    UUIDType,
+)
+
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import (
+    FieldSummary,
+    ManifestFile,
+    decode_manifest,
+    decode_manifest_list,
+)
+from tests.iceberg.manifests import manifest_files as files
+
+DAY, MOMENT = date(2026, 11, 21), datetime(2026, 11, 21, 12, 30, 0, 5)
+VALUES: list[tuple[PrimitiveType, Any, Any]] = [
+    (BooleanType(), True, True),
+    (IntegerType(), -5, -5),
+    (LongType(), 2**40, 2**40),
+    (FloatType(), 0.5, files.raw(0.5)),
+    (DoubleType(), 0.1, files.raw(0.1)),
+    (DateType(), files.raw(DAY), files.raw(DAY)),
+    (TimeType(), 3_600_000_001, 3_600_000_001),
+    (TimestampType(), files.raw(MOMENT), files.raw(MOMENT)),
+    (StringType(), "grün", "grün".encode()),
+    (UUIDType(), uuid.UUID(int=7), uuid.UUID(int=7).bytes),
+    (FixedType(3), b"abc", b"abc"),
+    (BinaryType(), b"\x00\xff", b"\x00\xff"),
+    (DecimalType(9, 2), Decimal("-123.45"), ("decimal", -12345)),
+]
+"""Type, value as PyIceberg takes it, value as it lies in the file."""
+
+
+def data_file(i: int, partition: Record) -> theirs.DataFile:
+    return theirs.DataFile.from_args(
+        content=theirs.DataFileContent.DATA,
+        file_path=f"s3://b/t/{i}.parquet",
+        file_format=theirs.FileFormat.PARQUET,
+        partition=partition,
+        record_count=10 * i,
+        file_size_in_bytes=1000 + i,
+        column_sizes={1: i, 2: 7},
+        value_counts={1: 10 * i},
+        null_value_counts={1: 0},
+        nan_value_counts={},
+        lower_bounds={1: bytes([i])},
+        upper_bounds={1: b"", 2: b"zz"},
+        key_metadata=None,
+        split_offsets=[4, 128] if i % 2 else None,
+        equality_ids=None,
+        sort_order_id=None if i % 2 else 3,
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_manifests_that_pyiceberg_wrote_are_read(version: Any, codec: Any, tmp_path: Path) -> None:
+    columns = [NestedField(i + 1, f"c{i}", kind) for i, (kind, _, _) in enumerate(VALUES)]
+    fields = [PartitionField(i + 1, 1000 + i, IdentityTransform(), f"c{i}") for i in range(len(VALUES))]
+    spec, path = PartitionSpec(*fields, spec_id=4), tmp_path / "m.avro"
+    output = PyArrowFileIO().new_output(f"file://{path}")
+    with theirs.write_manifest(version, spec, Schema(*columns), output, 77, codec) as writer:
+        for i in range(5):
+            partition = Record(*(None if i == 3 else value for _, value, _ in VALUES))
+            writer.add_entry(
+                theirs.ManifestEntry.from_args(
+                    status=theirs.ManifestEntryStatus.ADDED,
+                    snapshot_id=77,
+                    sequence_number=5,
+                    file_sequence_number=5,
+                    data_file=data_file(i, partition),
+                )
+            )
+    decoded = decode_manifest(path.read_bytes(), str(path))
+    assert (decoded.metadata["partition-spec-id"], decoded.metadata["format-version"]) == ("4", str(version))
+    found = files.flat(decoded)
+    assert [row["file_path"] for row in found] == [f"s3://b/t/{i}.parquet" for i in range(5)]
+    assert [row["column_sizes"] for row in found] == [{1: i, 2: 7} for i in range(5)]
+    assert [row["lower_bounds"] for row in found] == [{1: bytes([i])} for i in range(5)]
+    assert [row["upper_bounds"] for row in found] == [{1: b"", 2: b"zz"}] * 5
+    assert [row["split_offsets"] for row in found] == [None, [4, 128], None, [4, 128], None]
+    assert [row["sort_order_id"] for row in found] == [3, None, 3, None, 3]
+    for i, row in enumerate(found):
+        assert row["partition"] == [
+            (1000 + k, None if i == 3 else expected) for k, (_, _, expected) in enumerate(VALUES)
+        ]
+    judged = files.read_by_fastavro(path.read_bytes())
+    assert [row["partition"] for row in judged] == [row["partition"] for row in found]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_lists_that_pyiceberg_wrote_are_read(version: Any, tmp_path: Path) -> None:
+    path = tmp_path / "snap.avro"
+    io_ = PyArrowFileIO()
+    output = io_.new_output(f"file://{path}")
+    summaries = [
+        theirs.PartitionFieldSummary(True, None, b"\x01", b"\x02"),
+        theirs.PartitionFieldSummary(False, True, None, None),
+    ]
+    made = [
+        theirs.ManifestFile.from_args(
+            manifest_path=f"s3://b/t/{i}-m0.avro",
+            manifest_length=1000 + i,
+            partition_spec_id=i,
+            content=theirs.ManifestContent.DATA,
+            sequence_number=9,
+            min_sequence_number=3,
+            added_snapshot_id=77,
+            added_files_count=i,
+            existing_files_count=0,
+            deleted_files_count=2,
+            added_rows_count=10 * i,
+            existing_rows_count=0,
+            deleted_rows_count=20,
+            partitions=[summaries, [], None][i % 3],
+            key_metadata=b"key" if i == 1 else None,
+        )
+        for i in range(7)
+    ]
+    with theirs.write_manifest_list(version, output, 77, 76, 9, "deflate") as writer:
+        writer.add_manifests(made)
+    found = decode_manifest_list(path.read_bytes(), str(path))
+    expected = list(theirs.read_manifest_list(io_.new_input(f"file://{path}")))
+    assert len(found) == 7
+    for ours, judged in zip(found, expected, strict=True):
+        for name in ManifestFile.__struct_fields__:
+            if name == "partitions":
+                assert ours.partitions == (
+                    None
+                    if judged.partitions is None
+                    else tuple(
+                        FieldSummary(s.contains_null, s.contains_nan, s.lower_bound, s.upper_bound)
+                        for s in judged.partitions
+                    )
+                )
+            elif name != "first_row_id":  # PyIceberg knows no row lineage
+                assert getattr(ours, name) == getattr(judged, name)
+
+
+def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
+    def maybe(kind: Any) -> list[Any]:
+        return files.optional(kind, null_last=null_last)
+
+    def field(name: str, field_id: int, kind: Any) -> dict[str, Any]:
+        return {"name": name, "field-id": field_id, "type": kind}
+
+    summary = [
+        field("contains_null", 509, "boolean"),
+        field("contains_nan", 518, maybe("boolean")),
+        field("lower_bound", 510, maybe("bytes")),
+        field("upper_bound", 511, maybe("bytes")),
+    ]
+    counts = [504, 505, 506, 512, 513, 514]
+    names = [f"{state}_{what}_count" for what in ("files", "rows") for state in ("added", "existing", "deleted")]
+    fields = [
+        field("manifest_path", 500, "string"),
+        field("manifest_length", 501, "long"),
+        field("partition_spec_id", 502, "int"),
+        field("added_snapshot_id", 503, "long"),
+        *(field(name, i, maybe("int" if i < 510 else "long")) for name, i in zip(names, counts, strict=True)),
+        field(
+            "partitions",
+            507,
+            maybe({"type": "array", "element-id": 508, "items": {"type": "record", "name": "r508", "fields": summary}}),
+        ),
+        field("key_metadata", 519, maybe("bytes")),
+    ]
+    if version > 1:
+        fields += [
+            field("content", 517, "int"),
+            field("sequence_number", 515, "long"),
+            field("min_sequence_number", 516, "long"),
+        ]
+    if version > 2:
+        fields.append(field("first_row_id", 520, maybe("long")))
+    return {"type": "record", "name": "manifest_file", "fields": fields}
+
+
+def any_manifest_file(chance: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for field in schema["fields"]:
+        name, kind = field["name"], field["type"]
+        if isinstance(kind, list):
+            kind = next(branch for branch in kind if branch != "null")
+            if chance.random() < 0.3:
+                row[name] = None
+                continue
+        if isinstance(kind, dict):
+            row[name] = [any_manifest_file(chance, kind["items"]) for _ in range(chance.randrange(4))]
+        else:
+            row[name] = {
+                "string": f"s3://b/ü{chance.randrange(100)}",
+                "bytes": chance.randbytes(chance.choice([0, 8])),
+                "boolean": chance.random() < 0.5,
+            }.get(kind, chance.randrange(1000))
+    return row
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("null_last", [False, True])
+def test_every_list_decodes_to_what_fastavro_reads(version: int, null_last: bool) -> None:
+    chance, schema = random.Random(version), list_schema(version, null_last=null_last)
+    rows = [files.encode(schema, any_manifest_file(chance, schema)) for _ in range(300)]
+    data = files.container(schema, [rows[:100], [], rows[100:]], codec="deflate")
+    found = decode_manifest_list(data, "snap.avro")
+    expected: list[Any] = list(fastavro.reader(io.BytesIO(data)))
+    assert len(found) == len(expected) == 300
+    for ours, judged in zip(found, expected, strict=True):
+        for name in ManifestFile.__struct_fields__:
+            if name == "partitions":
+                given = judged["partitions"]
+                expected_partitions = None if given is None else tuple(FieldSummary(*s.values()) for s in given)
+                assert ours.partitions == expected_partitions
+            else:
+                absent = 0 if name in ("content", "sequence_number", "min_sequence_number") else None
+                assert getattr(ours, name) == judged.get(name, absent)
+
+
+def test_a_list_without_manifests_is_empty() -> None:
+    assert decode_manifest_list(files.container(list_schema(2, null_last=False), []), "snap.avro") == ()
+
+
+def test_a_list_whose_schema_lacks_the_path_is_refused_by_name() -> None:
+    schema = list_schema(2, null_last=False)
+    del schema["fields"][0]
+    with pytest.raises(Corrupt, match=r"^snap\.avro: its Avro schema, .*has no field manifest_path \(500\)"):
+        decode_manifest_list(files.container(schema, []), "snap.avro")

@@ -1,0 +1,515 @@
+"""Manifests and manifest lists that we write: what was put in is what comes out, with what it inherits."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import fastavro
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.entry_avro import avro_name
+from seamark.metaserver.iceberg.manifests.manifest import (
+    FieldSummary,
+    ManifestFile,
+    decode_manifest,
+    decode_manifest_list,
+)
+from seamark.metaserver.iceberg.manifests.writer import (
+    ManifestEntry,
+    assign_first_row_ids,
+    read_entries,
+    write_manifest,
+    write_manifest_list,
+)
+from tests.iceberg.manifests import content_files as cases
+from tests.iceberg.manifests import manifest_files
+from tests.iceberg.manifests.content_files import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    SEQUENCE,
+    SNAPSHOT,
+    Case,
+    contents,
+    inherited,
+    live,
+    replaced,
+    same,
+    summary_of,
+    written,
+)
+from tests.planner.lakes.kinds import DAY_US, to_bytes
+from tests.planner.lakes.manifests import Entry, PartitionField, Style, manifest_bytes
+
+SEEDS = st.integers(0, 2**32)
+VERSIONS = st.sampled_from([1, 2, 3])
+
+
+def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
+    """Manifests as readers of a manifest list find them."""
+    if case.version > 2:
+        manifests, _ = assign_first_row_ids(manifests, next_row_id)
+    data = write_manifest_list(
+        manifests,
+        format_version=case.version,
+        snapshot_id=SNAPSHOT,
+        parent_snapshot_id=None,
+        sequence_number=SEQUENCE,
+    )
+    found = list(decode_manifest_list(data, "snap.avro"))
+    assert found == manifests
+    return found
+
+
+@settings(max_examples=150)
+@given(seed=SEEDS, version=VERSIONS)
+def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int, version: int) -> None:
+    case = Case(seed, version)
+    for content in contents(version):
+        entries = case.entries(content)
+        made = written(case, entries, min(content, 1))
+        described = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        (manifest,) = listed(case, [described])
+        found = read_entries(made.data, manifest, case.metadata)
+        wanted = inherited(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
+        assert len(found) == len(wanted), case
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert same(ours, theirs), f"{case}\n{ours}\n{theirs}"
+
+
+@settings(max_examples=100)
+@given(seed=SEEDS, version=VERSIONS)
+def test_a_manifest_is_described_by_its_entries(seed: int, version: int) -> None:
+    case = Case(seed, version)
+    entries = case.entries()
+    made = written(case, entries)
+    found = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
+    assert [found.added_files_count, found.existing_files_count, found.deleted_files_count] == [
+        len(of[status]) for status in (ADDED, EXISTING, DELETED)
+    ]
+    assert [found.added_rows_count, found.existing_rows_count, found.deleted_rows_count] == [
+        sum(entry.file.record_count for entry in of[status]) for status in (ADDED, EXISTING, DELETED)
+    ]
+    numbers = [SEQUENCE if e.sequence_number is None else e.sequence_number for e in live(entries)]
+    if version == 1:
+        assert (found.sequence_number, found.min_sequence_number) == (0, 0)
+    else:
+        assert found.sequence_number == SEQUENCE
+        assert found.min_sequence_number == min(numbers, default=SEQUENCE)
+    assert (found.manifest_length, found.added_snapshot_id) == (len(made.data), SNAPSHOT)
+    wanted = [
+        summary_of(kind, [entry.file.partition[i] for entry in entries]) for i, kind in enumerate(case.partition_kinds)
+    ]
+    if None in wanted:
+        assert found.partitions is None
+    else:
+        assert found.partitions is not None
+        assert [plain(summary) for summary in found.partitions] == wanted, case
+
+
+def plain(summary: FieldSummary) -> dict[str, Any]:
+    return {
+        "null": summary.contains_null,
+        "nan": summary.contains_nan,
+        "lower": summary.lower,
+        "upper": summary.upper,
+    }
+
+
+@settings(max_examples=60)
+@given(seed=SEEDS, version=VERSIONS)
+def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
+    """Fields in any order, left out, or with plain types, as the planner's tests write them."""
+    case = Case(seed, version)
+    content = case.rng.choice([0, *contents(version)[1:]])
+    entries = [case.entry(content) for _ in range(case.rng.choice([1, 5]))]
+    style = Style.draw(case.rng)
+    fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
+    data = manifest_bytes(
+        [
+            Entry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, theirs(case, e.file))
+            for e in entries
+        ],
+        version=version,
+        content=min(content, 1),
+        style=style,
+        spec_id=0,
+        fields=fields,
+        kinds=case.kinds,
+        schema=case.json()["schema"],
+    )
+    manifest = ManifestFile("m.avro", len(data), 0, min(content, 1), SEQUENCE * (version > 1), 0, SNAPSHOT)
+    found = read_entries(data, manifest, case.metadata)
+    wanted = inherited(entries, version, content, SNAPSHOT, SEQUENCE, None)
+    assert len(found) == len(wanted)
+    for ours, other in zip(found, wanted, strict=True):
+        left_out = ("column_sizes", "key_metadata", "sort_order_id", "first_row_id")  # this writer's own, or none
+        plain = dict.fromkeys((*left_out, *(LEFT_OUT_WHEN_SPARSE if style.sparse and content == 0 else ())))
+        alike = [
+            ManifestEntry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replaced(e.file, **plain))
+            for e in (ours, other)
+        ]
+        assert same(*alike), f"{case} {style}\n{ours}\n{other}"
+
+
+LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
+
+
+def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
+    """The file as the planner's tests have it."""
+    by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
+    names = ("values", "nulls", "nans", "lower", "upper")
+    metrics = {
+        column: SimpleNamespace(**{name: by.get(column) for name, by in zip(names, by_column, strict=True)})
+        for column in case.kinds
+    }
+    return SimpleNamespace(
+        content=file.content,
+        path=file.file_path,
+        format=file.file_format,
+        partition=file.partition,
+        record_count=file.record_count,
+        size=file.file_size_in_bytes,
+        metrics=metrics,
+        split_offsets=None if file.split_offsets is None else list(file.split_offsets),
+        equality_ids=None if file.equality_ids is None else list(file.equality_ids),
+        referenced=file.referenced_data_file,
+        content_offset=file.content_offset,
+        content_size=file.content_size_in_bytes,
+    )
+
+
+@settings(max_examples=60)
+@given(seed=SEEDS)
+def test_partition_values_come_in_the_type_that_their_column_was_promoted_to(seed: int) -> None:
+    case = Case(seed, 3)
+    wide = case.widen()
+    entries = [entry for entry in case.entries() if entry.status != DELETED]
+    made = written(case, entries)
+    (manifest,) = listed(case, [made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)])
+    old = read_entries(made.data, manifest, case.metadata)
+    days = [
+        value or 0
+        for entry in old
+        for (_, source, transform, _), value in zip(case.fields, entry.file.partition, strict=True)
+        if (transform, case.kinds[source]) == ("identity", "date")
+    ]
+    if any(not -(2**63) <= day * DAY_US < 2**63 for day in days):
+        with pytest.raises(Corrupt, match=r"^m\.avro: partition field .* is outside the range of timestamp"):
+            read_entries(made.data, manifest, wide)
+        return
+    new = read_entries(made.data, manifest, wide)
+    for before, after in zip(old, new, strict=True):
+        wanted = tuple(
+            value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
+            for (_, source, transform, _), value in zip(case.fields, before.file.partition, strict=True)
+        )
+        assert cases.comparable(after.file.partition) == cases.comparable(wanted), case
+    again = write_manifest(
+        [msgspec.structs.replace(entry, status=EXISTING) for entry in new], metadata=wide, spec_id=0, content=0
+    )
+    (described,) = listed(case, [again.described("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)])
+    for before, after in zip(new, read_entries(again.data, described, wide), strict=True):
+        assert same(msgspec.structs.replace(before, status=EXISTING), after), case
+
+
+def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: Any) -> Case:
+    """A case of one column of type long and another of type uuid, by default unpartitioned."""
+    case = Case(0, version)
+    case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
+    case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
+    case.metadata = case.read(**more)
+    return case
+
+
+def data_file(partition: tuple[Any, ...] = (), **more: Any) -> ContentFile:
+    given = {"content": 0, "file_path": "f.parquet", "file_format": "PARQUET", "spec_id": 0, "record_count": 10}
+    return ContentFile(**given | {"partition": partition, "file_size_in_bytes": 1} | more)
+
+
+def added(file: ContentFile, **more: Any) -> ManifestEntry:
+    return ManifestEntry(
+        **{"status": ADDED, "snapshot_id": None, "sequence_number": None}
+        | more
+        | {"file_sequence_number": None, "file": file}
+    )
+
+
+def test_the_same_entries_make_the_same_bytes() -> None:
+    case = Case(5, 2)
+    entries = case.entries() or [case.entry()]
+    assert written(case, entries).data == written(case, entries).data
+
+
+@pytest.mark.parametrize("codec", ["gzip", "deflate", "zstd", "snappy", "uncompressed"])
+def test_a_manifest_is_packed_as_the_tables_properties_say(codec: str) -> None:
+    case = table(properties={"write.avro.compression-codec": codec})
+    entries = [added(data_file(file_path=f"{i}.parquet")) for i in range(450)]
+    data = written(case, entries).data
+    names = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}
+    if codec in ("gzip", "deflate", "uncompressed"):  # fastavro needs more packages for others; Java reads ours
+        reader = fastavro.reader(io.BytesIO(data))
+        assert [row["data_file"]["file_path"] for row in reader] == [f"{i}.parquet" for i in range(450)]  # type: ignore[index, call-overload]
+    assert decode_manifest(data, "m").metadata["avro.codec"] == names.get(codec, codec)
+
+
+def test_the_level_of_compression_is_the_tables() -> None:
+    entries = [added(data_file(file_path=f"{i * 7919}.parquet")) for i in range(450)]
+    sizes = [
+        len(written(table(properties={"write.avro.compression-level": level}), entries).data) for level in ("1", "9")
+    ]
+    assert sizes[0] > sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        ({"write.avro.compression-codec": "lzo"}, "write.avro.compression-codec is 'lzo'"),
+        ({"write.avro.compression-level": "10"}, "write.avro.compression-level is 10"),
+        ({"write.avro.compression-level": "high"}, "write.avro.compression-level must have an integer"),
+    ],
+)
+def test_a_property_that_means_nothing_is_named(properties: dict[str, str], told: str) -> None:
+    with pytest.raises(BadRequest, match=told):
+        written(table(properties=properties), [])
+
+
+def test_the_header_is_what_javas_writers_say() -> None:
+    case = table(3, [(1, "bucket[4]", "b")])
+    metadata = decode_manifest(written(case, []).data, "m").metadata
+    assert json.loads(metadata["schema"]) == case.json()["schema"]
+    assert json.loads(metadata["partition-spec"]) == case.json()["partition-spec"]
+    assert {name: metadata[name] for name in ("schema-id", "partition-spec-id", "format-version", "content")} == {
+        "schema-id": "0",
+        "partition-spec-id": "0",
+        "format-version": "3",
+        "content": "data",
+    }
+    deletes = write_manifest([], metadata=case.metadata, spec_id=0, content=1)
+    assert decode_manifest(deletes.data, "m").metadata["content"] == "deletes"
+    assert "content" not in decode_manifest(written(table(1), []).data, "m").metadata
+
+
+@pytest.mark.parametrize(
+    ("version", "entry", "content", "told"),
+    [
+        (1, added(data_file()), 0, "requires a snapshot id"),
+        (1, added(data_file(content=1), snapshot_id=1), 1, "no delete files"),
+        (2, added(data_file()), 1, "another content than the manifest"),
+        (2, added(data_file(content=1)), 0, "another content than the manifest"),
+        (2, added(data_file(spec_id=1)), 0, "another partition spec"),
+        (2, added(data_file(), status=EXISTING, snapshot_id=1), 0, "only an added file inherits"),
+        (3, added(data_file(), status=DELETED, snapshot_id=1), 0, "only an added file inherits"),
+    ],
+)
+def test_entries_that_a_reader_would_misread_are_not_written(
+    version: int, entry: ManifestEntry, content: int, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        write_manifest([entry], metadata=table(version).metadata, spec_id=0, content=content)
+
+
+def test_a_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
+    made = written(table(1), [added(data_file(), snapshot_id=5), added(data_file(), status=EXISTING, snapshot_id=4)])
+    (manifest,) = decode_manifest_list(
+        write_manifest_list(
+            [made.described("m", snapshot_id=5, sequence_number=0)],
+            format_version=1,
+            snapshot_id=5,
+            parent_snapshot_id=None,
+            sequence_number=0,
+        ),
+        "list",
+    )
+    found = read_entries(made.data, manifest, table(2).metadata)
+    assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in found] == [
+        (ADDED, 5, 0, 0),
+        (EXISTING, 4, 0, 0),
+    ]
+    (again,) = listed(table(2), [manifest])
+    assert again == manifest
+
+
+def test_first_row_ids_go_to_the_data_manifests_that_have_none() -> None:
+    def manifest(path: str, content: int, first: int | None, counts: tuple[int, int]) -> ManifestFile:
+        rows = {"added_rows_count": counts[0], "existing_rows_count": counts[1], "first_row_id": first}
+        return ManifestFile(path, 1, 0, content, 1, 1, **rows)
+
+    given_manifests = [
+        manifest("a", 0, 7, (1, 1)),
+        manifest("b", 0, None, (100, 25)),
+        manifest("c", 1, None, (5, 0)),
+        manifest("d", 0, None, (0, 3)),
+        manifest("e", 0, None, (1, 0)),
+    ]
+    assigned, following = assign_first_row_ids(given_manifests, 1_000)
+    assert [one.first_row_id for one in assigned] == [7, 1_000, None, 1_125, 1_128]
+    assert following == 1_129
+    with pytest.raises(Corrupt, match=r"^m: .* lacks its row counts"):
+        assign_first_row_ids([ManifestFile("m", 1, 0, 0, 1, 1)], 0)
+
+
+def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
+    """Spec: "First Row ID Inheritance"; existing files of upgraded tables have none, too."""
+    case = table(3)
+    old = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
+    entries = [
+        added(data_file(first_row_id=3, record_count=50)),  # an added file's is not its writer's to say
+        added(data_file(first_row_id=70, record_count=25), **old),
+        added(data_file(record_count=5), **old),
+        added(data_file(record_count=9), **old | {"status": DELETED}),
+        added(data_file(record_count=1)),
+    ]
+    made = written(case, entries)
+    described = made.described("m", snapshot_id=5, sequence_number=2)
+    (manifest,), following = assign_first_row_ids([described], 1_000)
+    assert following == 1_081
+    assert [e.file.first_row_id for e in read_entries(made.data, manifest, case.metadata)] == [1_000, 70, 1_050, 1_055]
+    assert {e.file.first_row_id for e in read_entries(made.data, described, case.metadata)} == {None}
+
+
+def test_a_manifest_list_of_version_3_needs_first_row_ids() -> None:
+    described = written(table(3), []).described("m", snapshot_id=5, sequence_number=2)
+    options: dict[str, Any] = {"snapshot_id": 5, "parent_snapshot_id": 4, "sequence_number": 2}
+    with pytest.raises(ValueError, match="m: no first row id"):
+        write_manifest_list([described], format_version=3, **options)
+    with pytest.raises(ValueError, match="has no delete manifests"):
+        write_manifest_list([msgspec.structs.replace(described, content=1)], format_version=1, **options)
+    with pytest.raises(Corrupt, match=r"^m: .* lacks added_files_count"):
+        write_manifest_list([msgspec.structs.replace(described, added_files_count=None)], format_version=2, **options)
+
+
+LOW, HIGH = b"\x00" * 16, b"\xff" * 16
+
+
+@pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
+def test_bounds_of_uuids_are_those_of_every_readers_order_or_none(uuids: tuple[bytes, ...], agree: bool) -> None:
+    case = table(2, [(2, "identity", "u"), (1, "identity", "n")])
+    made = written(case, [added(data_file((value, 1))) for value in uuids])
+    assert (made.partitions is not None) == agree
+
+
+def test_zeros_and_nan_are_bounded_as_the_specification_says() -> None:
+    case = table(2, [(1, "identity", "f")])
+    case.kinds = {1: "double"}
+    case.metadata = case.read()
+    made = written(case, [added(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
+    assert made.partitions is not None
+    (summary,) = made.partitions
+    assert (summary.contains_null, summary.contains_nan) == (True, True)
+    assert (summary.lower, summary.upper) == (to_bytes("double", -0.0), to_bytes("double", 0.0))
+
+
+def test_a_dropped_columns_partition_values_stay_apart() -> None:
+    case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
+    made = written(case, [added(data_file((LOW, 3)))])
+    manifest = made.described("m", snapshot_id=5, sequence_number=2)
+    columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
+    without = {"type": "struct", "schema-id": 1, "fields": columns}
+    kept = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
+    (entry,) = read_entries(made.data, manifest, kept)
+    assert entry.file.partition == (LOW, 3)
+    again = write_manifest([entry], metadata=kept, spec_id=0, content=0)
+    assert read_entries(again.data, again.described("m", snapshot_id=5, sequence_number=2), kept)[0].file == entry.file
+    gone = case.read(**{"schemas": [without], "current-schema-id": 1})
+    with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
+        read_entries(made.data, manifest, gone)
+
+
+def test_a_partition_without_any_value_is_of_type_null() -> None:
+    """Java gives the fields of columns that are gone the type `unknown`."""
+    case = table(1, [(77, "void", "gone"), (1, "identity", "n")])
+    made = written(case, [added(data_file((None, 4)), snapshot_id=1)])
+    schema = json.loads(decode_manifest(made.data, "m").metadata["avro.schema"])
+    record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
+    partition = next(field["type"] for field in record["fields"] if field["name"] == "partition")
+    assert [field["type"] for field in partition["fields"]] == ["null", ["null", "long"]]
+    (entry,) = read_entries(made.data, made.described("m", snapshot_id=1, sequence_number=0), case.metadata)
+    assert entry.file.partition == (None, 4)
+
+
+def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> None:
+    case = table(2, [(1, "identity", "n")])
+    made = written(case, [added(data_file((1,)))])
+    manifest = made.described("m.avro", snapshot_id=5, sequence_number=2)
+    for data, changed, told in [
+        (made.data[:-1], {}, "bytes; the manifest list states"),
+        (made.data, {"partition_spec_id": 7}, "has the partition spec 7"),
+        (made.data, {"content": 1}, "has content 0"),
+        (b"x" * len(made.data), {}, "does not start with Avro's magic bytes"),
+    ]:
+        with pytest.raises(Corrupt, match=rf"^m\.avro.*{told}"):
+            read_entries(data, msgspec.structs.replace(manifest, **changed), case.metadata)
+    other = table(2, [(2, "identity", "n")])
+    with pytest.raises(Corrupt, match=r"^m\.avro: partition field n: long .* cannot be converted to uuid"):
+        read_entries(made.data, manifest, other.metadata)
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
+def test_a_damaged_manifest_is_corrupt_or_reads(seed: int, version: int, at: float, byte: int) -> None:
+    """Packed blocks have checksums only where the codec has them; what is left must be entries, or an error."""
+    case = Case(seed, version)
+    case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
+    made = written(case, case.entries())
+    data = bytearray(made.data)
+    data[int(at * len(data))] = byte
+    manifest = made.described("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    try:
+        found = read_entries(bytes(data), manifest, case.metadata)
+    except Corrupt as error:
+        assert "m.avro" in error.message  # noqa: PT017
+    else:
+        assert all(isinstance(entry.file.file_path, str) for entry in found)
+
+
+def test_a_path_that_is_no_text_is_corrupt() -> None:
+    schema = manifest_files.manifest_schema(2, [])
+    columns = schema["fields"][-1]["type"]["fields"]
+    for column in columns:
+        if column["name"] == "file_path":
+            column["type"] = "bytes"
+    file: dict[str, Any] = {column["name"]: None for column in columns}
+    file |= {"content": 0, "file_path": b"\xff", "file_format": "parquet", "partition": {}, "record_count": 1}
+    row = {"status": ADDED, "data_file": file | {"file_size_in_bytes": 1}}
+    row |= dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
+    data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
+    with pytest.raises(Corrupt, match=r"^m: an entry's file_path is not text"):
+        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), table(2).metadata)
+
+
+def test_an_existing_entry_without_a_sequence_number_is_corrupt() -> None:
+    schema = manifest_files.manifest_schema(2, [])
+    row = dict.fromkeys(("snapshot_id", "sequence_number", "file_sequence_number"))
+    file: dict[str, Any] = {field["name"]: None for field in schema["fields"][-1]["type"]["fields"]}
+    file |= {"content": 0, "file_path": "f", "file_format": "parquet", "partition": {}, "record_count": 1}
+    row = {**row, "status": EXISTING, "data_file": file | {"file_size_in_bytes": 1}}  # type: ignore[assignment]
+    data = manifest_files.container(schema, [[manifest_files.encode(schema, row)]])
+    with pytest.raises(Corrupt, match=r"^m: an existing file has no sequence number"):
+        read_entries(data, ManifestFile("m", len(data), 0, 0, 5, 5, 1), table(2).metadata)
+
+
+@pytest.mark.parametrize(
+    ("name", "avro"),
+    [
+        ("a", "a"),
+        ("1a", "_1a"),
+        ("a b", "a_x20b"),
+        ("é", "_xE9"),
+        ("𝄞", "_xD834_xDD1E"),
+        ("_", "_"),
+        ("٣", "_x663"),
+    ],
+)
+def test_names_are_made_fit_for_avro(name: str, avro: str) -> None:
+    assert avro_name(name) == avro

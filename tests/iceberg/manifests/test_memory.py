@@ -1,0 +1,64 @@
+"""Memory that is used again: never by two at once, never while anything still looks at it."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.iceberg.manifests._memory import Memory
+from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
+from tests.iceberg.manifests import manifest_files as files
+from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
+
+SIZES = [0, 1, 100, 16_384, 16_385, 32_768, 32_769, 100_000, 1 << 20, (1 << 22) + 1]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_memory_is_as_large_as_was_asked(size: int) -> None:
+    memory = Memory(size)
+    view = memoryview(memory)
+    assert (len(memory), view.nbytes, view.readonly, view.format) == (size, size, False, "B")
+    view[:] = b"x" * size
+    del memory
+    assert bytes(view) == b"x" * size
+
+
+def test_threads_never_share_what_they_hold() -> None:
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        held: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
+        for step in range(400):
+            mark = chance.randrange(256)
+            array = np.frombuffer(memoryview(Memory(chance.choice(SIZES[2:8]))), np.uint8)
+            array[:] = mark
+            held.append((mark, array))
+            if len(held) > 6:
+                mark, array = held.pop(chance.randrange(len(held)))
+                assert (array == mark).all(), f"seed {seed}, step {step}"
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(12)))
+
+
+def test_what_was_decoded_stays_while_others_are_decoded() -> None:
+    def rows(number: int) -> bytes:
+        counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
+        bounds = [{"key": 1, "value": b"%d" % number}]
+        one = entry(SCHEMA, day=number, value_counts=counts, lower_bounds=bounds, file_path=f"{number}.parquet")
+        return manifest(SCHEMA, *[one] * 3_000, codec="deflate")
+
+    data = rows(1)
+    kept = decode_manifest(data, "m.avro")
+    before = files.flat(kept)
+    counts, heap = kept.counts["value_counts"][1][1], kept.heap
+    for number in range(2, 12):
+        decode_manifest(rows(number), "m.avro")
+    assert files.flat(kept) == before
+    del kept
+    for number in range(2, 12):
+        decode_manifest(rows(number), "m.avro")
+    assert (counts == 1).all()
+    assert b"1.parquet" in heap[:400].tobytes()

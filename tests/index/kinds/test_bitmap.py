@@ -1,0 +1,264 @@
+"""The bitmap index against plain Python, row by row: every type, every shape of column and predicate, merges."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of, mask_of
+from seamark.metaserver.index.kinds import bitmap, postings
+from seamark.metaserver.index.kinds.bitmap import Bitmap, FileBitmap
+from seamark.metaserver.index.kinds.slices import EQUALITY, SLICES, slice_count
+from tests.index.kinds.columns import KINDS, LONG, Kind, draw_column, draw_predicate, kind_of
+
+ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
+
+
+def built(kind: Kind, values: Sequence[Any]) -> FileBitmap:
+    return bitmap.build(keys_of(kind.arrow(values), kind_of(kind)))
+
+
+def opened(builts: Sequence[FileBitmap]) -> Bitmap:
+    return Bitmap(memoryview(b"".join(bitmap.encode(builts))))
+
+
+def of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
+    return bitmap.build(keys_of(pa.array(values, pa.int64()), "long"))
+
+
+def code(value: int) -> int:
+    return value + (1 << 63)
+
+
+def asked(*values: int) -> KeyRanges:
+    return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(code, set(values)))))
+
+
+def between(low: int | None, high: int | None) -> KeyRanges:
+    return KeyRanges("long", (KeyRange(low if low is None else code(low), high if high is None else code(high)),))
+
+
+def found(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[int]:
+    return np.flatnonzero(mask_of(index.rows(file, ranges), rows)).tolist()
+
+
+def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: random.Random, times: int) -> None:
+    """Random predicates, judged row by row; a predicate that is not exact may only find more."""
+    for _ in range(times):
+        predicate = draw_predicate(rng, kind, rng.choice(columns) if columns else [])
+        ranges = predicate.keys()
+        marks = index.files_with(ranges).tolist()
+        assert len(marks) == len(columns)
+        for number, values in enumerate(columns):
+            expected = [row for row, value in enumerate(values) if predicate.holds(value)]
+            rows = found(index, number, ranges, len(values))
+            if index.exact(ranges):
+                assert (rows, marks[number]) == (expected, int(bool(expected)))
+            else:
+                assert set(expected) <= set(rows)
+                assert marks[number] >= bool(rows)
+
+
+@pytest.fixture(params=["by key", "by edges"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "by edges":
+        monkeypatch.setattr(postings, "SPEND_MIN", -1)
+        monkeypatch.setattr(postings, "SHARE", -1)
+        monkeypatch.setattr(postings, "SHARE_ALONE", -1)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("seed", range(6))
+def test_answers_are_those_of_row_by_row_evaluation(kind: Kind, seed: int, layout: str) -> None:
+    rng = random.Random(f"{kind.name} {seed}")
+    pool = [kind.draw(rng) for _ in range(40)] if seed % 2 else None
+    columns = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(rng.choice([1, 3, 9]))]
+    index = opened([built(kind, values) for values in columns])
+    index.verify()
+    check(index, kind, columns, rng, 12)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_merge_is_the_index_built_anew_from_the_files_kept(kind: Kind, layout: str) -> None:
+    rng = random.Random(kind.name)
+    pool = [kind.draw(rng) for _ in range(30)]
+    parts, kept, columns = [], [], []
+    for _ in range(3):
+        mine = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
+        builts = [built(kind, values) for values in mine]
+        keep = np.array([rng.random() < 0.6 for _ in mine])
+        parts.append((opened(builts), keep))
+        kept += [one for one, is_kept in zip(builts, keep, strict=True) if is_kept]
+        columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
+    merged = b"".join(bitmap.merge(parts))
+    assert merged == b"".join(bitmap.encode(kept))
+    check(Bitmap(memoryview(merged)), kind, columns, rng, 10)
+
+
+@pytest.mark.parametrize("files", [1, 63, 64, 65, 300])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared values", "own values"])
+def test_files_with_is_right_for_any_number_of_files(files: int, shared: bool, layout: str) -> None:
+    rng = random.Random(files)
+    columns = [
+        [rng.randrange(50) if shared else number * 7 + rng.randrange(9) for _ in range(5)] for number in range(files)
+    ]
+    index = opened([of_longs(values) for values in columns])
+    for _ in range(60):
+        low = rng.randrange(-5, 7 * files + 60)
+        for ranges, holds in (
+            (asked(low), lambda v, low=low: v == low),
+            (between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
+            (between(None, low), lambda v, low=low: v <= low),
+            (asked(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
+        ):
+            assert index.files_with(ranges).tolist() == [int(any(map(holds, values))) for values in columns]
+
+
+def test_keys_that_files_share_are_listed_once_and_others_stay_with_their_files() -> None:
+    rng = np.random.default_rng(1)
+    shared = [of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
+    alone = [of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
+    sizes = {}
+    for name, builts in (("shared", shared), ("alone", alone)):
+        sections = sum(one.size_bytes for one in builts)
+        sizes[name] = (sum(map(len, bitmap.encode(builts))) - sections) / sections
+    assert sizes["shared"] < 0.05
+    assert sizes["alone"] < 0.01
+
+
+def test_a_file_has_as_many_slices_as_ranks_have_bits() -> None:
+    assert [slice_count(n) for n in (0, 1, 2, 3, 4, 5, 11, 1000, 1 << 20, (1 << 20) + 1)] == [
+        0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
+    ]  # fmt: skip
+    rng = np.random.default_rng(2)
+    section = opened([of_longs(rng.integers(0, 1000, 100_000))]).section(0)
+    assert section.layout == SLICES
+    assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
+
+
+def test_rare_values_are_stored_by_value_where_that_is_smaller() -> None:
+    rng = np.random.default_rng(3)
+    values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
+    index = opened([of_longs(values)])
+    assert index.section(0).layout == EQUALITY
+    assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes a rare row, 2 runs beside it
+    for wanted in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
+        expected = np.flatnonzero(np.isin(values, list(wanted))).tolist()
+        assert found(index, 0, asked(*wanted), len(values)) == expected
+
+
+@pytest.mark.parametrize("bounds", [1, 60, 127, 128, 129, 2000])
+def test_in_lists_of_any_length_find_the_same(bounds: int) -> None:
+    rng = np.random.default_rng(bounds)
+    values = rng.integers(0, 5000, 10_007)
+    index = opened([of_longs(values)])
+    wanted = rng.choice(5000, bounds, replace=False)
+    expected = np.flatnonzero(np.isin(values, wanted)).tolist()
+    assert found(index, 0, asked(*wanted.tolist()), len(values)) == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(70_000),
+        np.arange(70_000)[::-1],
+        np.arange(70_000) * 1_000_000_007 % (1 << 61),
+        np.random.default_rng(4).integers(-(1 << 63), (1 << 63) - 1, 70_000),
+        np.random.default_rng(5).integers(0, 100, 70_000) * (1 << 55),
+        np.random.default_rng(6).permutation(70_000),
+        np.full(70_000, -(1 << 63)),
+        np.array([-(1 << 63), (1 << 63) - 1] * 35_000),
+    ],
+    ids=["ascending", "descending", "spread", "random", "few and far", "dense", "constant", "extremes"],
+)
+def test_each_way_to_rank_keys_finds_the_same(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    index = opened([of_longs(values)])
+    distinct = np.unique(values)
+    assert index.section(0).cardinality == len(distinct)
+    for at in np.random.default_rng(7).integers(0, len(distinct), 20):
+        value = int(distinct[at])
+        assert found(index, 0, asked(value), len(values)) == np.flatnonzero(values == value).tolist()
+        assert found(index, 0, between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
+
+
+def test_values_of_more_than_a_kibibyte_make_only_long_bounds_inexact() -> None:
+    stem = LONG + "a"
+    values = ["short", stem, stem + "1", stem + "2", LONG + "b", None]
+    index = opened([bitmap.build(keys_of(pa.array(values), "string"))])
+    for text, rows, exact in (
+        ("short", [0], True),
+        (stem, [1], True),
+        (LONG + "b", [4], True),
+        (stem + "1", [2], True),
+        (stem + "12", [2], False),
+        (stem + "22", [3], False),
+        (stem + "33", [], False),
+    ):
+        ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
+        assert index.exact(ranges) is exact or len(text) == 1025
+        got = found(index, 0, ranges, len(values))
+        assert set(rows) - set(got) == set() if not exact else got == rows
+
+
+def test_prefixes_are_ranges() -> None:
+    values = ["Customer#1", "Customer#12", "Customer#2", "Supplier#1", None, "Cust"] * 30
+    index = opened([bitmap.build(keys_of(pa.array(values), "string"))] * 3)
+    ranges = KeyRanges("string", (KeyRange(b"Customer#1", b"Customer#2", False, True),))
+    expected = [row for row, value in enumerate(values) if value and value.startswith("Customer#1")]
+    assert found(index, 1, ranges, len(values)) == expected
+    assert index.files_with(ranges).tolist() == [1, 1, 1]
+
+
+def test_an_index_of_no_files_is_an_index() -> None:
+    index = opened([])
+    assert index.files == 0
+    assert index.files_with(asked(1)).tolist() == []
+    assert b"".join(bitmap.merge([])) == b"".join(bitmap.encode([]))
+
+
+def test_what_was_built_can_be_sent_to_another_process() -> None:
+    one = of_longs([1, None, 3])
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_an_index_is_not_asked_for_keys_of_another_form() -> None:
+    index = opened([of_longs([1, 2])])
+    with pytest.raises(ValueError, match="codes cannot be asked for keys of type string"):
+        index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
+    with pytest.raises(ValueError, match="8 bytes for some files"):
+        bitmap.encode([of_longs([1]), bitmap.build(keys_of(pa.array(["1"]), "string"))])
+
+
+def test_marks_of_another_number_of_files_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 marks are not of the 1 files"):
+        bitmap.merge([(opened([of_longs([1])]), np.array([True, False]))])
+
+
+def test_a_section_is_all_that_the_rows_of_a_file_need() -> None:
+    index = opened([of_longs([5, 6, 7]), of_longs([7, 8, 9, 9])])
+    start, length = index.section_range(1)
+    hidden = bytearray(index.memory)
+    first, first_length = index.section_range(0)
+    hidden[first : first + first_length] = bytes(first_length)
+    assert found(Bitmap(memoryview(hidden)), 1, asked(9), 4) == [2, 3]
+    assert start + length == len(index.memory)
+
+
+def test_the_format_is_the_one_documented() -> None:
+    """A hash over blobs of every kind. It changes with the format alone, and then so do version and documents."""
+    digest = hashlib.sha256()
+    for kind in KINDS:
+        rng = random.Random(kind.name)
+        columns = [draw_column(rng, kind, rows) for rows in (0, 65, 700)]
+        # zstd's bytes may differ by its version: columns that are too small to be worth compressing are left flat
+        for part in bitmap.encode([built(kind, values) for values in columns]):
+            digest.update(part)
+    assert digest.hexdigest() == "4fc724126dac58a7231181fabbb3053a32415987931e240c8d663e7e3da384cc"

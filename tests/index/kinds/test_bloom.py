@@ -1,0 +1,399 @@
+"""Bloom filters miss no file that has a key, whatever was done to them; damage is an error or changes nothing."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamark.metaserver.index.kernels import _bloom
+from seamark.metaserver.index.keys.hashing import hash_key
+from seamark.metaserver.index.keys.keys import Keys, key_of, keys_of
+from seamark.metaserver.index.kinds.bloom import (
+    FIXED_SIZE,
+    Bloom,
+    FileBloom,
+    build,
+    encode,
+    filter_bits,
+    hash_count,
+    header_size,
+    merge,
+)
+from tests.index.kinds.test_keys import COLUMNS, arrow_of, is_nan
+
+
+def blob_of(builts: list[FileBloom]) -> bytes:
+    return b"".join(encode(builts))
+
+
+def longs(values: Any) -> Keys:
+    return keys_of(pa.array(np.asarray(values, dtype=np.int64)), "long")
+
+
+def hash_of(value: Any, kind: str = "long") -> Any:
+    return np.array([hash_key(key_of(value, kind), 0)], dtype=np.uint64)
+
+
+def cut(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
+    return [blob[offset : offset + length] for offset, length in ranges]
+
+
+def cold(blob: bytes, hashes: Any) -> Any:
+    """An answer from the header and the bytes that a cold probe asks for."""
+    header = blob[: header_size(blob[:FIXED_SIZE])]
+    bloom = Bloom(header, len(blob))
+    return bloom.probe_cold(hashes, cut(blob, bloom.cold_ranges(hashes)))
+
+
+def random_files(seed: int, sizes: list[int]) -> list[Any]:
+    """int64 values of each file, which share few."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-(2**62), 2**62, size) for size in sizes]
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_file_that_has_a_value_is_never_ruled_out(kind: str, data: st.DataObject) -> None:
+    files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
+    blob = blob_of([build(keys_of(arrow_of(kind, values), kind)) for values in files])
+    bloom = Bloom(blob)
+    bloom.verify()
+    assert bloom.files == len(files)
+    for number, values in enumerate(files):
+        for value in values:
+            if value is not None and not is_nan(value):
+                hashes = hash_of(value, kind)
+                assert bloom.probe(hashes)[number] == 1
+                assert cold(blob, hashes)[number] == 1
+
+
+def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
+    floats = blob_of([build(keys_of(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)])
+    for value, number in ((-0.0, 0), (0.0, 1), (math.inf, 4)):
+        found = Bloom(floats).probe(hash_of(value, "double"))
+        assert found[number] == 1
+        assert found[2:4].tolist() == [0, 0]
+    huge, wide = "x" * 2_000_000, "𝕏 é\0" * 50_000
+    columns = [pa.array([huge]), pa.array([wide, None]), pa.array([], pa.string()), pa.nulls(3)]
+    texts = Bloom(blob_of([build(keys_of(column, "string")) for column in columns]))
+    assert texts.probe(hash_of(huge, "string")).tolist() == [1, 0, 0, 0]
+    assert texts.probe(hash_of(wide, "string")).tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 128, 129, 500, 1000])
+def test_each_of_so_many_files_is_found_by_its_own_keys(count: int) -> None:
+    rng = np.random.default_rng(count)
+    files = random_files(count, rng.choice([3, 40, 200, 900], count).tolist())
+    blob = blob_of([build(longs(values)) for values in files])
+    bloom = Bloom(blob)
+    for number in rng.permutation(count)[:60].tolist():
+        for value in files[number][:3].tolist():
+            found = bloom.probe(hash_of(value))
+            assert found[number] == 1
+            assert np.array_equal(found, cold(blob, hash_of(value)))
+    together = np.concatenate([hash_of(int(values[0])) for values in files])
+    assert bloom.probe(together).all()
+    assert np.array_equal(bloom.probe(together), cold(blob, together))
+
+
+@pytest.mark.parametrize("fpp", [0.2, 0.05, 0.01, 0.001])
+@pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
+def test_false_positives_are_as_rare_as_asked(fpp: float, keys: int) -> None:
+    files = random_files(keys, [keys] * max(4, 40_000 // keys))
+    bloom = Bloom(blob_of([build(longs(values), fpp) for values in files]))
+    others = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
+    found = sum(int(bloom.probe(others[i : i + 1]).sum()) for i in range(len(others)))
+    assert found / (len(others) * len(files)) <= 1.5 * fpp
+
+
+def test_keys_that_come_again_and_again_take_no_room() -> None:
+    values = np.random.default_rng(1).integers(0, 900, 300_000)
+    assert build(longs(values)).filter_bits == filter_bits(900, 0.01)
+    assert build(longs(np.zeros(500_000))).filter_bits == filter_bits(1, 0.01)
+
+
+@given(
+    hashes=st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 3), st.just(2**64 - 1)), max_size=300),
+    again=st.integers(1, 40),
+)
+@settings(max_examples=100)
+def test_distinct_hashes_are_each_there_once(hashes: list[int], again: int) -> None:
+    found = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
+    assert sorted(found) == sorted(set(hashes))
+
+
+def test_many_distinct_hashes_are_counted_exactly() -> None:
+    hashes = np.random.default_rng(3).integers(0, 2**64, 50_000, dtype=np.uint64)
+    # in one bucket, and spread
+    for some in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
+        assert np.array_equal(np.sort(_bloom.distinct(some)), np.array(sorted(set(some.tolist())), dtype=np.uint64))
+
+
+@pytest.mark.parametrize("fpp", [0.5, 0.01, 1e-6])
+def test_a_filter_wastes_no_more_than_a_quarter(fpp: float) -> None:
+    k = hash_count(fpp)
+    for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
+        needed = keys * -k / math.log(1 - fpp ** (1 / k))
+        bits = filter_bits(keys, fpp)
+        assert needed <= bits < max(needed * 1.25 + 64, 257)
+        assert bits % 64 == 0
+        assert bits.bit_count() <= 3
+    assert filter_bits(0, fpp) == filter_bits(1, fpp) == 256
+    assert filter_bits(2**40, fpp) == 2**30
+
+
+def bits_in(blob: bytes) -> list[set[int]]:
+    """What the format's page says, read in plain Python: the bits that are set in each file's filter."""
+    head, _, files, groups = struct.unpack_from("<4I", blob)
+    entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
+    numbers = blob[16 + 32 * groups :][:files]
+    assert xxhash.xxh64_intdigest(blob[: head - 8]) == int.from_bytes(blob[head - 8 : head], "little")
+    found: list[set[int]] = [set() for _ in range(files)]
+    for group, (bits, count, offset, length) in enumerate(entries):
+        members = [file for file in range(files) if numbers[file] == group]
+        assert len(members) == count
+        stride = count if count <= 128 else math.ceil(count / 8) * 8
+        rows = 1
+        while rows * 2 * stride <= 32768:
+            rows *= 2
+        at, end = offset, offset + length
+        for first in range(0, bits, rows):
+            here = min(rows, bits - first)
+            page = blob[at : at + math.ceil(here * stride / 8)]
+            at += len(page)
+            seal = xxhash.xxh64_intdigest(page, at - len(page)) & 0xFFFFFFFF
+            assert blob[at : at + 4] == seal.to_bytes(4, "little")
+            at += 4
+            number = int.from_bytes(page, "little")
+            for row in range(here):
+                line = number >> row * stride & (1 << stride) - 1
+                assert line >> count == 0
+                while line:
+                    found[members[(line & -line).bit_length() - 1]].add(first + row)
+                    line &= line - 1
+        assert at == end
+    return found
+
+
+def bits_of_values(values: Any, bits: int, k: int) -> set[int]:
+    found = set()
+    for value in values.tolist():
+        hashed = xxhash.xxh64_intdigest(struct.pack("<Q", value + 2**63))
+        high, step = hashed >> 32, hashed & 0xFFFFFFFF | 1
+        found |= {((high + i * step) % 2**32) * bits >> 32 for i in range(k)}
+    return found
+
+
+@pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
+def test_a_reader_of_the_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
+    files = random_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
+    builts = [build(longs(values), fpp) for values in files]
+    expected = [
+        bits_of_values(values, built.filter_bits, hash_count(fpp)) for values, built in zip(files, builts, strict=True)
+    ]
+    assert bits_in(blob_of(builts)) == expected
+
+
+def test_the_format_is_what_was_written_before() -> None:
+    texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
+    blob = blob_of([build(keys_of(pa.array(some, pa.string()), "string")) for some in texts])
+    assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
+
+
+GOLDEN = (13_112, "3f6589d64df3fa3b")
+
+
+def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
+    """The filters that are kept, and the parts that they are kept of."""
+    rng = np.random.default_rng(seed)
+    for parts in (1, 2, 5, 12):
+        counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
+        kept, given_parts = [], []
+        for count in counts:
+            files = random_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
+            builts = [build(longs(values)) for values in files]
+            keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
+            kept += [built for built, wanted in zip(builts, keep.tolist(), strict=True) if wanted]
+            given_parts.append((Bloom(blob_of(builts)), keep))
+        yield kept, given_parts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_merge_is_to_the_byte_what_is_built_from_the_files_that_are_kept(seed: int) -> None:
+    for kept, parts in merged_parts(seed):
+        merged = b"".join(merge(parts))
+        Bloom(merged).verify()
+        if kept:
+            assert merged == blob_of(kept)
+        else:
+            assert Bloom(merged).files == 0
+
+
+def test_a_merge_in_many_steps_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.metaserver.index.kinds.bloom._MERGE_WORDS", 900)
+    for kept, parts in merged_parts(9):
+        if kept:
+            assert b"".join(merge(parts)) == blob_of(kept)
+
+
+def test_merges_of_merges_miss_no_key() -> None:
+    files = random_files(5, [400] * 90)
+    level = [Bloom(blob_of([build(longs(values))])) for values in files]
+    while len(level) > 1:
+        level = [
+            Bloom(b"".join(merge([(one, np.ones(one.files, dtype=bool)) for one in level[at : at + 4]])))
+            for at in range(0, len(level), 4)
+        ]
+    for number, values in enumerate(files):
+        assert level[0].probe(hash_of(int(values[-1])))[number] == 1
+
+
+def test_an_empty_blob_answers_for_no_file() -> None:
+    bloom, keep = Bloom(blob_of([build(longs([1]))])), np.zeros(1, dtype=bool)
+    empty = b"".join(merge([(bloom, keep)]))
+    assert Bloom(empty).probe(hash_of(1)).tolist() == []
+    assert cold(empty, hash_of(1)).tolist() == []
+    assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == blob_of([build(longs([1]))])
+
+
+def test_a_list_of_keys_finds_what_any_of_them_finds() -> None:
+    files = random_files(8, [30] * 200)
+    blob = blob_of([build(longs(values)) for values in files])
+    bloom = Bloom(blob)
+    hashes = np.concatenate([hash_of(int(files[number][0])) for number in (3, 77, 150)])
+    single = [bloom.probe(hashes[i : i + 1]) for i in range(3)]
+    assert np.array_equal(bloom.probe(hashes), np.maximum.reduce(single))
+    assert not bloom.probe(hashes[:0]).any()
+    assert not cold(blob, hashes[:0]).any()
+
+
+def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
+    files = random_files(2, [1_000] * 300 + [40_000] * 3)
+    blob = blob_of([build(longs(values)) for values in files])
+    bloom = Bloom(blob)
+    for value in files[0][:40].tolist():
+        ranges = bloom.cold_ranges(hash_of(value))
+        assert len(ranges) <= 2 * 7
+        assert sum(length for _, length in ranges) <= 2 * 7 * (4096 + 4)
+        assert ranges == sorted(ranges)
+
+
+def test_bytes_of_another_place_are_no_answer() -> None:
+    blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
+    bloom, hashes = Bloom(blob), hash_of(5)
+    parts = cut(blob, bloom.cold_ranges(hashes))
+    parts[0], parts[1] = parts[1], parts[0]
+    with pytest.raises(ValueError, match="checksum"):
+        bloom.probe_cold(hashes, parts)
+    with pytest.raises(ValueError, match="bytes were read"):
+        bloom.probe_cold(hashes, [part[:-1] for part in parts])
+
+
+@pytest.fixture(scope="module")
+def sound() -> tuple[bytes, list[Any], Any]:
+    """A blob of groups small and large, a key of each file, and the answers."""
+    files = random_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
+    blob = blob_of([build(longs(values)) for values in files])
+    hashes = [hash_of(int(values[0])) for values in files]
+    return blob, hashes, [Bloom(blob).probe(one) for one in hashes]
+
+
+def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
+    """How many probes said that something is wrong."""
+    try:
+        bloom = Bloom(damaged)
+    except ValueError:
+        return len(hashes)
+    errors = 0
+    for one, answer in zip(hashes, answers, strict=True):
+        try:
+            assert np.array_equal(bloom.probe(one), answer)
+            assert np.array_equal(cold(damaged, one), answer)
+        except ValueError:
+            errors += 1
+    return errors
+
+
+def test_a_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[Any], Any]) -> None:
+    blob, hashes, answers = sound
+    rng = np.random.default_rng(11)
+    places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
+    noticed = 0
+    for place in places:
+        damaged = bytearray(blob)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        few = rng.permutation(len(hashes))[:5].tolist()
+        noticed += same_or_error(bytes(damaged), [hashes[i] for i in few], [answers[i] for i in few]) > 0
+        if place >= header_size(blob):
+            with pytest.raises(ValueError, match="checksum"):
+                Bloom(bytes(damaged)).verify()
+    assert noticed > header_size(blob)
+
+
+def test_a_blob_cut_short_or_grown_is_refused(sound: tuple[bytes, list[Any], Any]) -> None:
+    blob, _, _ = sound
+    for length in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
+        with pytest.raises(ValueError, match="bloom blob"):
+            Bloom(blob[:length])
+    with pytest.raises(ValueError, match="bloom blob"):
+        Bloom(blob + b"\0")
+
+
+def test_a_merge_of_damaged_bits_is_refused(sound: tuple[bytes, list[Any], Any]) -> None:
+    blob, _, _ = sound
+    damaged = bytearray(blob)
+    damaged[-1000] ^= 16
+    bloom = Bloom(bytes(damaged))
+    with pytest.raises(ValueError, match="checksum"):
+        merge([(bloom, np.ones(bloom.files, dtype=bool))])
+
+
+def test_a_header_that_lies_in_good_order_is_refused_or_harmless(sound: tuple[bytes, list[Any], Any]) -> None:
+    # checksums keep out accidents, not malice: no header may lead the kernels out of their memory
+    blob, hashes, _ = sound
+    head = header_size(blob)
+    rng = np.random.default_rng(13)
+    refused = 0
+    for _ in range(2_000):
+        forged = bytearray(blob)
+        place = int(rng.integers(4, head - 8))
+        forged[place] = int(rng.integers(256))
+        forged[head - 8 : head] = xxhash.xxh64_intdigest(bytes(forged[: head - 8])).to_bytes(8, "little")
+        try:
+            bloom = Bloom(bytes(forged))
+            bloom.probe(hashes[0])
+            merge([(bloom, np.ones(bloom.files, dtype=bool))])
+        except ValueError:
+            refused += 1
+    assert refused > 1_000
+
+
+def test_filters_go_between_processes() -> None:
+    built = build(longs([1, 2, 3]))
+    again = pickle.loads(pickle.dumps(built))
+    assert blob_of([again]) == blob_of([built])
+
+
+def test_what_cannot_be_is_refused() -> None:
+    one, other = build(longs([1])), build(longs([1]), 0.2)
+    for fpp in (0.0, 1e-7, 0.6, math.nan):
+        with pytest.raises(ValueError, match="false-positive rate"):
+            build(longs([1]), fpp)
+    for builts in ([], [one, other]):
+        with pytest.raises(ValueError, match="number of bits a key"):
+            encode(builts)
+    blooms = [(Bloom(blob_of([some])), np.ones(1, dtype=bool)) for some in (one, other)]
+    for parts in ([], blooms):
+        with pytest.raises(ValueError, match="number of bits a key"):
+            merge(parts)

@@ -1,0 +1,155 @@
+"""An index kind that is a module and an entry of `KINDS` is defined, built, merged, asked, audited and cleaned up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.audits import audit_index
+from seamark.connector.index.builds import GroupLimits, InProcess
+from seamark.connector.index.indexer import Indexer
+from seamark.metaserver.index.files.index_file import assemble, open_index_file
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.server import housekeeping_round
+from tests.connector.lake import append, catalog_at, create, spread
+from tests.connector.served import Served
+from tests.index.kinds.signature_kind import SIGNATURE
+
+FILES, ROWS = 9, 20
+INDEX = "id_signature"
+
+
+@pytest.fixture(params=[1 << 24, 0], ids=["read whole", "by range where a kind can"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """`db.t`: 9 files of 20 rows, whose bounds say nothing, and an index of the toy kind that is not built yet."""
+    monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
+    server = Served(
+        tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
+    )
+    server.start()
+    create(server.url)
+    append(server.url, "db.t", spread(FILES, ROWS))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    with closing(IndexClient(served.url)) as made:
+        made.put_index("db.t", INDEX, kind=SIGNATURE.name, columns=["id"], width=1024)
+        yield made
+
+
+def build(client: IndexClient) -> None:
+    done = Indexer(client, lambda: closing(InProcess()), limits=GroupLimits(files=1)).round()
+    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+
+
+def live_paths(client: IndexClient) -> list[Path]:
+    listed = client.index("db.t", INDEX).json["index-files"]
+    return [Path(one["location"].removeprefix("file://")) for one in listed if one["state"] == "live"]
+
+
+def test_it_is_built_merged_shown_and_leaves_files_out_of_plans(client: IndexClient) -> None:
+    assert client.explain("db.t", "id = 40").files == FILES
+    assert client.index("db.t", INDEX).health == "behind"
+    build(client)
+    found = client.index("db.t", INDEX)
+    assert (found.health, found.files, found.json["kind"], found.json["levels"]) == ("ok", FILES, "signature", {"1": 1})
+    assert (found.json["width"], found.definition) == (1024, "signature(id, width=1024)")
+    plan = client.explain("db.t", "id = 40")
+    assert plan.files < FILES / 2
+    assert [stage.name for stage in plan.stages][-1] == SIGNATURE.name
+    assert client.explain("db.t", "id > 40 AND id < 43").files == FILES, "of ranges it knows nothing"
+    used = client.index("db.t", INDEX).json["used"]
+    assert used["files-in"] == FILES
+    assert used["files-removed"] == FILES - plan.files
+
+
+def test_what_is_left_has_every_row(client: IndexClient) -> None:
+    build(client)
+    with catalog_at(client.url) as catalog:
+        for wanted in (0, 40, FILES * ROWS - 1, FILES * ROWS):
+            rows = catalog.load_table("db.t").scan(row_filter=f"id = {wanted}").to_arrow()
+            assert rows["id"].to_pylist() == [wanted] * (wanted < FILES * ROWS)
+
+
+def test_the_server_checks_its_parameters_and_columns(client: IndexClient) -> None:
+    for kind, given in ((SIGNATURE.name, {"width": 4.0}), (SIGNATURE.name, {"fpp": 0.1}), ("bloom", {"width": 64.0})):
+        with pytest.raises(Refused, match=r"from 8 to 65536|accepts"):
+            client.put_index("db.t", "other", kind=kind, columns=["id"], **given)
+    with pytest.raises(Refused, match="is on one column"):
+        client.put_index("db.t", "other", kind=SIGNATURE.name, columns=["id", "country"])
+
+
+def test_an_audit_finds_a_signature_that_is_another_files(client: IndexClient) -> None:
+    build(client)
+    assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
+    (path,) = live_paths(client)
+    opened = open_index_file(path.read_bytes(), path.as_uri())
+    turned = SIGNATURE.encode([*SIGNATURE.open(opened.blob).rows[1:], SIGNATURE.open(opened.blob).rows[0]])
+    said = opened.header
+    parts = list(
+        assemble(
+            said.definition,
+            said.kind,
+            opened.files,
+            turned,
+            table_uuid=said.table_uuid,
+            field_ids=said.field_ids,
+            level=said.level,
+        )
+    )
+    path.unlink()
+    Storage().write(path.as_uri(), parts)
+    audit = audit_index(client, "db.t", INDEX, sample=FILES)
+    assert any("the signature does not know the value of row" in problem for problem in audit.problems)
+    assert client.index("db.t", INDEX).health == "damaged"
+
+
+def test_a_damaged_blob_is_put_aside_and_the_plan_is_wider(client: IndexClient) -> None:
+    build(client)
+    (path,) = live_paths(client)
+    data = bytearray(path.read_bytes())
+    offset = open_index_file(bytes(data), path.as_uri()).header.offset
+    data[offset + 40] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    assert client.explain("db.t", "id = 40").files == FILES
+    assert client.index("db.t", INDEX).health == "damaged"
+
+
+def test_its_files_go_with_its_definition(client: IndexClient, served: Served) -> None:
+    build(client)
+    paths = live_paths(client)
+    client.drop_index("db.t", INDEX)
+    for _ in range(3):  # first what is superseded, then what is unused
+        served.run(housekeeping_round(served.server.parts))
+    assert len(paths) == 1
+    assert not any(path.exists() for path in paths)
+
+
+def test_the_command_and_the_http_schema_know_it() -> None:
+    """In a process of its own: both are made when their modules are loaded."""
+    script = """
+from seamark.metaserver.index.kinds.kinds import KINDS
+from tests.index.kinds.signature_kind import SIGNATURE
+KINDS[SIGNATURE.name] = SIGNATURE
+from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
+from seamark.metaserver.cli.index import create
+options = {one.name: one for one in create.params}
+print("signature" in options["kind"].type.choices, options["width"].help)
+print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["width"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    assert "True Of signature: the bits of a signature. Default: 256." in done.stdout
+    assert "['bloom', 'bitmap', 'record', 'signature', 'bucket', None]" in done.stdout
+    assert "For signature: the bits of a signature." in done.stdout.splitlines()[1]

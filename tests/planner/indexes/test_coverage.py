@@ -1,0 +1,124 @@
+"""Rows of a view are found by the identities of their files, whichever snapshot listed them first."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from weakref import ref
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.indexes import coverage
+from seamark.metaserver.planner.indexes.coverage import FileIds, Words, file_ids_of
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.settings import Settings
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.lake import ContentFile
+from tests.planner.lakes.tables import Table
+from tests.planner.test_lookup import a_planner, views
+
+
+@pytest.fixture
+async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
+    settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
+    clock = SystemClock()
+    async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
+        yield planner
+
+
+def ids_of(files: Sequence[ContentFile]) -> Words:
+    """One by one, by the function that builders call."""
+    found = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
+    return np.concatenate([np.empty((0, 2), dtype=np.uint64), *found])
+
+
+async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_other(tmp_path: Path) -> None:
+    async with a_planner(tmp_path) as planner:
+        searched = 0
+        for seed in range(40):
+            lake = random_lake(seed, tmp_path / str(seed))
+            rng = random.Random(seed)
+            for _, snapshot, view in await views(lake, planner):
+                files, told = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
+                ids = FileIds(view)
+                assert ids.rows == len(files), told
+                picked = rng.sample(range(len(files)), len(files) // 2)
+                strangers = [replace(file, size=file.size + 1) for file in files[:3]]
+                asked = ids_of([files[row] for row in picked] + strangers)
+                rows = ids.find(asked)
+                assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], told
+                assert (rows[len(picked) :] == -1).all(), told
+                there = {files[row].path for row in picked}
+                assert ids.described(asked).tolist() == [file.path in there for file in files], told
+                searched += len(files)
+        assert searched > 500
+
+
+async def test_files_that_are_listed_twice_are_described_twice(tmp_path: Path, planner: Planner) -> None:
+    table = Table(tmp_path / "t")
+    table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
+    ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
+    asked = ids_of([table.file(2, 0), table.file(9, 0)])
+    assert ids.described(asked).tolist() == [False, True, True, False]
+    assert ids.find(asked).tolist() in ([1, -1], [2, -1])
+
+
+async def test_a_file_whose_records_nobody_counted_has_no_identity(
+    tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(tmp_path / "t")
+    uncounted = replace(table.file(1, 0), record_count=-1)
+    monkeypatch.setattr(table, "file", lambda number, day: uncounted if number == 1 else Table.file(table, number, day))
+    table.commit(1, [table.manifest("a", [1, 2])])
+    ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
+    assert ids.identified.tolist() == [False, True]
+    wrapped = file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
+    assert not ids.described(wrapped).any()
+
+
+async def test_a_view_of_nothing_has_no_files(planner: Planner) -> None:
+    ids = FileIds(TableView((), ()))
+    asked = np.array([[1, 2]], dtype=np.uint64)
+    assert (ids.rows, ids.find(asked).tolist(), ids.described(asked).tolist()) == (0, [-1], [])
+    assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
+
+
+def test_identities_that_begin_alike_are_told_apart() -> None:
+    rng = random.Random(5)
+    pairs = sorted({(rng.randrange(3), rng.randrange(50)) for _ in range(100)})
+    ordered = np.array(pairs, dtype=np.uint64)
+    asked = [(high, low) for high in range(4) for low in range(50)]
+    found = coverage._find(ordered, np.array(asked, dtype=np.uint64)).tolist()
+    assert found == [pairs.index(one) if one in pairs else -1 for one in asked]
+
+
+async def test_identities_are_computed_once_for_snapshots_that_share_manifests_and_go_with_them(
+    tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    identify = coverage._identify
+    monkeypatch.setattr(coverage, "_identify", lambda view: made.append(view.rows) or identify(view))
+    table = Table(tmp_path / "t")
+    first = table.manifest("a", range(5))
+    table.commit(1, [first])
+    table.commit(2, [table.manifest("b", range(5, 8), snapshot_id=2), first])
+    view = await planner.view(table.metadata, ScanRequest(snapshot_id=1))
+    ids = file_ids_of(view)
+    assert file_ids_of(view) is ids
+    assert ids.size_bytes == 5 * 24
+    file_ids_of(await planner.view(table.metadata, ScanRequest(snapshot_id=2)))
+    assert made == [5, 3]
+    alone = TableView(view.manifests, view.blocks)
+    gone = ref(file_ids_of(alone))
+    del alone
+    gc.collect()
+    assert gone() is None

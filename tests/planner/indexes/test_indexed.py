@@ -1,0 +1,557 @@
+"""What plans make of indexes, case by case: what is projected, what is covered, what is late, damaged or replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression import predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files import remote as cold
+from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
+from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.files.indexes import OpenIndex
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.questions import COMBINATIONS_MAX, KEYS_MAX
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
+from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
+from seamark.metaserver.planner.indexes.resolver import IndexResolver
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.model import IndexFileState
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
+from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, open_planning
+from tests.planner.lakes.tables import Table, Watched, numbers_of
+
+FILES = range(6)
+ODD = {"type": "eq", "term": "id", "value": 13}
+"""In the range of file 1, and no value of it."""
+
+
+Wrap = Callable[[ObjectStore], ObjectStore]
+
+
+def eq(value: int) -> dict[str, Any]:
+    return {"type": "eq", "term": "id", "value": value}
+
+
+def both(left: Any, right: Any) -> dict[str, Any]:
+    return {"type": "and", "left": left, "right": right}
+
+
+def either(left: Any, right: Any) -> dict[str, Any]:
+    return {"type": "or", "left": left, "right": right}
+
+
+class Rig:
+    """One indexed table and what plans on it."""
+
+    def __init__(self, folder: Path, store: PointerStore, stack: AsyncExitStack) -> None:
+        self.folder = folder
+        self.store = store
+        self.registry = Registry(store, SystemClock())
+        self._stack = stack
+        self.table: IndexedTable
+
+    async def create(self, **properties: str) -> IndexedTable:
+        """Of six files; file 0 holds ids of 0 to 8, file 1 of 10 to 18."""
+        made = Table(self.folder / "t")
+        made.commit(1, [made.manifest("a", range(3)), made.manifest("b", range(3, 6))])
+        self.table = IndexedTable(made, self.store, self.registry, properties)
+        await self.table.register()
+        return self.table
+
+    async def planning(
+        self, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
+    ) -> Planning:
+        return await self._stack.enter_async_context(open_planning(self.folder, self.registry, wrap=wrap, **given))
+
+    async def scan(self, planning: Planning, filter: Any) -> Scan:
+        request = ScanRequest(filter=parse_expression(filter))
+        return await planning.planner.scan(self.table.metadata, request, await self.table.entry())
+
+    async def planned(self, planning: Planning, filter: Any) -> list[int]:
+        return numbers_of(await self.scan(planning, filter))
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SystemClock()))
+        await create_namespace(store)
+        yield Rig(tmp_path, store, stack)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+# What a filter says about terms
+
+SCHEMA = [(1, "id", "long"), (2, "name", "string"), (3, "ts", "timestamp"), (4, "kind", "int")]
+
+
+def asked(filter: Any, **properties: str) -> IndexProjection | None:
+    metadata = decode_table(
+        json.dumps(
+            {
+                "format-version": 2,
+                "table-uuid": "u",
+                "location": "file:///t",
+                "last-sequence-number": 0,
+                "last-updated-ms": 0,
+                "last-column-id": 4,
+                "current-schema-id": 0,
+                "schemas": [
+                    {
+                        "type": "struct",
+                        "schema-id": 0,
+                        "fields": [
+                            {"id": number, "name": name, "required": False, "type": kind}
+                            for number, name, kind in SCHEMA
+                        ],
+                    }
+                ],
+                "default-spec-id": 0,
+                "partition-specs": [{"spec-id": 0, "fields": []}],
+                "last-partition-id": 999,
+                "default-sort-order-id": 0,
+                "sort-orders": [{"order-id": 0, "fields": []}],
+                "properties": {PREFIX + name: text for name, text in properties.items()},
+            }
+        ).encode(),
+        "file:///t/metadata/v1.json",
+    )
+    defined = read_definitions(metadata)
+    assert not defined.problems
+    bound_scan = BoundScan.bind(metadata, ScanRequest(filter=parse_expression(filter)))
+    return project(bound_scan.bound, defined.enabled)
+
+
+def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
+    """(index, operation, values) of each predicate on a term."""
+    assert projected is not None
+    found = [
+        (projected.by_field[one.column_id].name, one.op.value, one.values)
+        for one in predicates_of(projected.expression)
+    ]
+    composite = [
+        (definition.name, one.op.value, one.values) for definition, listed in projected.composite for one in listed
+    ]
+    return sorted(found + composite)
+
+
+def test_an_index_on_a_function_is_asked_what_the_filter_says_about_it() -> None:
+    filter = both(eq(7), {"type": "lt", "term": "ts", "value": "2020-01-02T03:00:00"})
+    found = said(asked(filter, b="bloom(bucket[16](id))", t="bitmap(truncate[5](id))", d="bitmap(day(ts))"))
+    assert [(name, op) for name, op, _ in found] == [("b", "eq"), ("d", "lt"), ("t", "eq")]
+    assert found[1][2] == (18264,)
+    assert found[2][2] == (5,)
+
+
+def test_lower_is_asked_for_whole_values_and_prefixes_of_the_column_itself() -> None:
+    lower = {"l": "bitmap(lower(name))"}
+    assert said(asked({"type": "in", "term": "name", "values": ["Ab", "aB", "c"]}, **lower)) == [
+        ("l", "in", ("ab", "c"))
+    ]
+    assert said(asked({"type": "starts-with", "term": "name", "value": "AB"}, **lower)) == [
+        ("l", "starts-with", ("ab",))
+    ]
+    truncated = {"type": "transform", "transform": "truncate[2]", "term": "name"}
+    for unsaid in (
+        {"type": "eq", "term": truncated, "value": "Ab"},
+        {"type": "lt", "term": "name", "value": "B"},
+        {"type": "not-eq", "term": "name", "value": "B"},
+        {"type": "is-null", "term": "name"},
+    ):
+        assert asked(unsaid, **lower) is None, unsaid
+
+
+def test_bloom_filters_and_record_keys_are_asked_for_values_only() -> None:
+    indexes = {"b": "bloom(id)", "r": "record(id)"}
+    for unsaid in (
+        {"type": "lt", "term": "id", "value": 5},
+        {"type": "not-eq", "term": "id", "value": 5},
+        {"type": "is-null", "term": "id"},
+        {"type": "in", "term": "id", "values": list(range(KEYS_MAX + 1))},
+    ):
+        assert asked(unsaid, **indexes) is None
+    assert [name for name, _, _ in said(asked({"type": "in", "term": "id", "values": [1, 2]}, **indexes))] == ["b", "r"]
+
+
+def test_a_composite_key_is_asked_where_each_of_its_columns_has_values() -> None:
+    index = {"r": "record(id, kind)"}
+    kinds = {"type": "in", "term": "kind", "values": [1, 2]}
+    assert said(asked(both(eq(7), kinds), **index)) == [("r", "eq", (7,)), ("r", "in", (1, 2))]
+    assert asked(eq(7), **index) is None
+    assert asked(either(eq(7), kinds), **index) is None
+    assert asked(both(eq(7), {"type": "gt", "term": "kind", "value": 1}), **index) is None
+    side = int(COMBINATIONS_MAX**0.5) + 1
+    many = [{"type": "in", "term": name, "values": list(range(side))} for name in ("id", "kind")]
+    assert asked(both(*many), **index) is None
+
+
+def test_an_alternative_that_an_index_cannot_decide_makes_it_useless() -> None:
+    assert asked(either(eq(7), {"type": "eq", "term": "kind", "value": 1}), b="bloom(id)") is None
+    projected = asked(either(eq(7), eq(8)), b="bloom(id)")
+    assert [op for _, op, _ in said(projected)] == ["eq", "eq"]
+
+
+# Coverage
+
+
+async def test_an_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    path = await table.index("b", [4, 1])
+    again = await table.index("b", [1])
+    other = Table(rig.folder / "other")
+    other.commit(1, [other.manifest("a", [0])])
+    planning = await rig.planning()
+    view = await planning.planner.view(table.metadata, ScanRequest())
+    ids = FileIds(view)
+    opened = [await planning.indexes.open(file) for file in await table.files()]
+    files = [one for one in opened if one is not None]
+    coverage = Coverage(ids, files)
+    assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
+    assert coverage.files == 2
+    assert [(part.location, part.rows.tolist()) for part in coverage.parts] == [
+        (path.as_uri(), [4, 1]),
+        (again.as_uri(), [1]),
+    ]
+    part_of, file_of = coverage.places
+    assert (part_of[4], file_of[4]) == (0, 0)
+    assert (part_of[1], file_of[1]) in ((0, 1), (1, 0))
+    assert part_of[0] == -1
+    elsewhere = await planning.planner.view(other.metadata, ScanRequest())
+    assert Coverage(FileIds(elsewhere), files).parts == ()
+    assert Coverage(ids, []).uncovered.tolist() == [1] * 6
+
+
+# Plans
+
+
+async def test_files_that_no_index_describes_stay(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    planning = await rig.planning()
+    assert await rig.planned(planning, ODD) == [1]
+    await table.index("b", [0, 2, 3])
+    assert await rig.planned(planning, ODD) == [1]
+    await table.index("b", [1])
+    assert await rig.planned(planning, ODD) == []
+    assert await rig.planned(planning, eq(14)) == [1]
+    assert await rig.planned(planning, either(ODD, eq(55))) == [5]
+
+
+async def test_values_that_are_never_in_one_row_leave_a_file_out_only_by_bitmaps(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)", l="bloom(id)", r="record(id)")
+    planning = await rig.planning()
+    never = both(eq(12), eq(14))
+    for name in ("l", "r"):
+        await table.index(name, FILES)
+        assert await rig.planned(planning, never) == [1]
+    await table.index("b", FILES)
+    scan = await rig.scan(planning, never)
+    assert numbers_of(scan) == []
+    assert [stage.name for stage in scan.stages][-4:] == ["bloom", "bitmap", "record", "bitmap_rows"]
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+async def test_a_plan_tells_what_each_index_did_for_it(rig: Rig, kind: str) -> None:
+    table = await rig.create(
+        i=f"{kind}(id)", paused=json.dumps({"kind": "bitmap", "columns": ["id"], "state": "paused"})
+    )
+    await table.index("i", FILES)
+    planning = await rig.planning()
+    scan = await rig.scan(planning, either(ODD, eq(14)))
+    assert numbers_of(scan) == [1]
+    scan = await rig.scan(planning, either(ODD, eq(24)))
+    assert numbers_of(scan) == [2]
+    (use,) = scan.indexes
+    assert (use.name, use.kind) == ("i", kind)
+    assert use.files_removed >= 1
+    used = planning.usage.of(table.metadata.table_uuid, table.definitions["i"].id)
+    assert used is not None
+    assert used.plans == 2
+
+
+async def test_a_plan_goes_on_without_what_is_late_and_the_next_has_it(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    late = await table.index("b", [1])
+    await table.index("b", [3])
+    stores: list[Watched] = []
+
+    def watched(inner: ObjectStore) -> ObjectStore:
+        stores.append(Watched(inner))
+        stores[0].hold = late.name
+        return stores[0]
+
+    planning = await rig.planning(watched, index_wait_s=0.2)
+    scan = await rig.scan(planning, either(ODD, eq(35)))
+    assert numbers_of(scan) == [1]
+    assert not scan.complete
+    hits = planning.planner.stats().plan_hits
+    again = await asyncio.gather(*(rig.scan(planning, either(ODD, eq(value))) for value in (31, 33, 35, 37)))
+    assert [numbers_of(one) for one in again] == [[1]] * 4
+    assert stores[0].reads.count(late.name) == 1
+    stores[0].let_go()
+    (file,) = [file for file in await table.files() if file.location == late.as_uri()]
+    await until(lambda: planning.indexes.in_memory(file) is not None)
+    found = await rig.scan(planning, either(ODD, eq(35)))
+    assert (numbers_of(found), found.complete) == ([], True)
+    assert planning.planner.stats().plan_hits == hits
+    assert await rig.scan(planning, either(ODD, eq(35))) is found
+
+
+async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_being_opened(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = await rig.create(b="bitmap(id)")
+    await table.index("b", FILES)
+    planning = await rig.planning()
+
+    def fault(_: memoryview) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(KINDS["bitmap"], "open", fault)
+    scan = await rig.scan(planning, ODD)
+    assert (numbers_of(scan), scan.complete) == ([1], False)
+    monkeypatch.undo()
+    assert await rig.planned(planning, ODD) == []
+
+
+async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watched]:
+    """A planner whose reads of this whole index file wait, and which asks bloom indexes of any size by range."""
+    stores: list[Watched] = []
+
+    def watched(inner: ObjectStore) -> ObjectStore:
+        stores.append(Watched(inner))
+        stores[0].hold = path.name
+        return stores[0]
+
+    planning = await rig.planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **given})
+    return planning, stores[0]
+
+
+async def test_a_large_bloom_index_that_is_not_here_is_asked_by_a_few_reads(rig: Rig) -> None:
+    table = await rig.create(l="bloom(id)", b="bitmap(id)")
+    path = await table.index("l", FILES)
+    planning, storage = await far_away(rig, path)
+    first = await rig.scan(planning, ODD)
+    assert (numbers_of(first), first.complete) == ([], True)
+    opening = len(storage.ranges)
+    assert set(storage.ranges) == {path.name}
+    second = await rig.scan(planning, either(eq(15), eq(34)))
+    assert (numbers_of(second), second.complete) == ([3], True)
+    assert 1 <= len(storage.ranges) - opening <= 2 * 7
+    assert await rig.scan(planning, ODD) is first
+    storage.let_go()
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.in_memory(file) is not None)
+    asked_before = len(storage.ranges)
+    assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
+    assert len(storage.ranges) == asked_before
+    assert storage.reads.count(path.name) == 1
+
+
+@pytest.mark.parametrize("kind", ["record", "bitmap"])
+async def test_a_large_index_of_any_kind_is_asked_by_a_few_reads(rig: Rig, kind: str) -> None:
+    table = await rig.create(i=f"{kind}(id)")
+    path = await table.index("i", FILES)
+    planning, storage = await far_away(rig, path)
+    assert await rig.planned(planning, ODD) == []
+    opening = len(storage.ranges)
+    assert opening <= 7
+    assert await rig.planned(planning, either(eq(15), eq(34))) == [3]
+    assert len(storage.ranges) - opening <= 4
+    scan = await rig.scan(planning, eq(14))
+    assert (numbers_of(scan), scan.complete) == ([1], True)
+    storage.let_go()
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.in_memory(file) is not None)
+    before = len(storage.ranges)
+    assert await rig.planned(planning, either(eq(17), eq(36))) == [3]
+    assert len(storage.ranges) == before
+
+
+async def test_rows_of_files_that_are_left_are_asked_of_bitmaps_far_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)  # so that sections are not there by chance
+    table = await rig.create(b="bitmap(id)")
+    path = await table.index("b", FILES)
+    planning, storage = await far_away(rig, path)
+    assert await rig.planned(planning, eq(12)) == [1]
+    asked = len(storage.ranges)
+    scan = await rig.scan(planning, both(eq(12), eq(14)))
+    assert (numbers_of(scan), scan.complete) == ([], True)
+    assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
+    assert len(storage.ranges) == asked + 1, "the section of one file"
+    plain = await rig.scan(await rig.planning(), both(eq(12), eq(14)))
+    assert plain.indexes == scan.indexes
+    assert storage.reads.count(path.name) == 1
+
+
+async def test_a_plan_that_asks_by_rows_from_afar_waits_no_longer_than_it_was_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
+    table = await rig.create(b="bitmap(id)")
+    path = await table.index("b", FILES)
+    planning, storage = await far_away(rig, path, index_wait_s=0.6)
+    assert await rig.planned(planning, eq(12)) == [1]
+    assert await rig.planned(planning, eq(14)) == [1]
+    asked = len(storage.ranges)
+
+    async def never(location: str, start: int, length: int) -> bytes:
+        storage.ranges.append(location)
+        await asyncio.Event().wait()
+        return b""
+
+    monkeypatch.setattr(storage, "read_range", never)
+    async with asyncio.timeout(60):
+        scan = await rig.scan(planning, both(eq(12), eq(14)))
+    assert (numbers_of(scan), scan.complete) == ([1], False)
+    assert len(storage.ranges) == asked + 1
+
+
+async def test_of_many_keys_a_large_bloom_index_is_asked_once_it_is_here(rig: Rig) -> None:
+    table = await rig.create(l="bloom(id)")
+    path = await table.index("l", FILES)
+    planning, storage = await far_away(rig, path, index_wait_s=0.2)
+    many = {"type": "in", "term": "id", "values": list(range(1, 59, 2))}
+    scan = await rig.scan(planning, many)
+    assert (numbers_of(scan), scan.complete) == (list(FILES), False)
+    assert storage.ranges == []
+    storage.let_go()
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.in_memory(file) is not None)
+    assert len(await rig.planned(planning, many)) < 6
+
+
+@pytest.mark.parametrize("how", ["a page", "the header", "the files table", "the footer", "missing"])
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+async def test_damage_behind_the_cold_door_widens_the_plan_and_is_quarantined(rig: Rig, kind: str, how: str) -> None:
+    table = await rig.create(l=f"{kind}(id)")
+    path = await table.index("l", FILES)
+    data = bytearray(path.read_bytes())
+    header = open_index_file(bytes(data), "x").header
+    spot = {
+        "a page": header.offset + {"bloom": header.length - 1, "bitmap": 300, "record": 30}[kind],
+        "the header": header.offset + (header.length - 40 if kind == "record" else 20),
+        "the files table": header.files_offset + 80,
+        "the footer": header.offset + header.length + 20,
+    }
+    if how == "missing":
+        path.unlink()
+    else:
+        data[spot[how]] ^= 1
+        path.write_bytes(data)
+    planning, storage = await far_away(rig, path, index_wait_s=0.5)
+    scan = await rig.scan(planning, ODD)
+    assert 1 in numbers_of(scan)
+    assert not scan.complete
+    storage.let_go()
+    await until(lambda: planning.indexes.quarantined == 1)
+
+
+async def test_a_plan_is_made_anew_when_an_index_file_comes_or_goes(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    planning = await rig.planning()
+    first = await table.index("b", [0])
+    before = await rig.scan(planning, ODD)
+    assert await rig.scan(planning, ODD) is before
+    await table.index("b", FILES, remove=[first.as_uri()])
+    first.unlink()
+    assert await rig.planned(planning, ODD) == []
+    assert planning.indexes.failures == 0
+
+
+async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    await table.index("b", FILES)
+    planning = await rig.planning()
+    plain = await planning.planner.scan(table.metadata, ScanRequest(filter=parse_expression(eq(14))), None)
+    before = planning.planner.stats().added_bytes
+    first = await rig.scan(planning, eq(16))
+    after = planning.planner.stats().added_bytes
+    assert after - before > 6 * (1 + 8 + 24)
+    second = await rig.scan(planning, eq(18))
+    assert (numbers_of(plain), numbers_of(first), numbers_of(second)) == ([1], [1], [1])
+    assert planning.planner.stats().added_bytes - after < after - before
+    covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
+    kept = coverages_bytes(first.view)
+    looked_up = await covers.bitmaps(first.view, definition, entry)
+    assert coverages_bytes(first.view) == kept, "lookups share what plans found"
+    assert (await covers.bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
+    await table.index("b", [0])
+    assert (await covers.bitmaps(first.view, definition, await table.entry())).coverage is not looked_up.coverage
+
+
+async def test_damage_that_a_question_finds_widens_the_plan_and_the_file_is_quarantined(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    path = await table.index("b", FILES)
+    data = bytearray(path.read_bytes())
+    blob = open_index_file(bytes(data), "x").header
+    data[blob.offset + blob.length - 16] ^= 0x10  # in the last section
+    path.write_bytes(data)
+    planning = await rig.planning()
+    scan = await rig.scan(planning, either(both(eq(52), eq(54)), eq(13)))
+    assert 5 in numbers_of(scan)
+    assert not scan.complete
+    (file,) = await table.files()
+    await until(lambda: planning.indexes.quarantined == 1)
+    (file,) = await table.files()
+    assert file.state is IndexFileState.QUARANTINED
+    assert file.reason
+    assert await rig.planned(planning, ODD) == [1]
+    await table.index("b", FILES)
+    assert await rig.planned(planning, ODD) == []
+
+
+async def test_a_bitmap_of_another_number_of_rows_is_not_believed(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)")
+    await table.index("b", FILES)
+    planning = await rig.planning()
+    (file,) = await table.files()
+    opened = await planning.indexes.open(file)
+    assert opened is not None
+    records = opened.files.records.copy()
+    records[1] += 1
+    wrong = OpenIndex(opened.location, replace(opened.files, records=records), opened.index, opened.size_bytes)
+    planning.indexes._stack._memory.put(f"index/{file.location}", wrong, 1)
+    scan = await rig.scan(planning, both(eq(12), eq(14)))
+    assert (numbers_of(scan), scan.complete) == ([1], False)
+
+
+async def test_tables_of_one_uuid_that_went_different_ways_have_definitions_of_their_own(rig: Rig) -> None:
+    table = await rig.create(b="bitmap(id)", k="bitmap(day)")
+    await table.index("b", FILES)
+    planning = await rig.planning()
+    assert await rig.planned(planning, ODD) == []
+    said: dict[str, Any] = json.loads(json.dumps(table.table._json()))
+    said["properties"] = dict(table.metadata.properties)
+    said["schemas"][0]["fields"][0]["name"], said["schemas"][0]["fields"][1]["name"] = "day", "id"
+    other = decode_table(json.dumps(said).encode(), "file:///other")
+    assert isinstance(other, TableMetadata)
+    entry = await table.entry()
+    swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
+    for _ in range(2):
+        scan = await planning.planner.scan(other, swapped, entry)
+        assert (numbers_of(scan), [use.name for use in scan.indexes]) == ([], ["k"])
+        mine = await rig.scan(planning, both(eq(13), eq(15)))
+        assert {use.name for use in mine.indexes} == {"b"}

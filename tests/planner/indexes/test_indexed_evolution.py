@@ -1,0 +1,211 @@
+"""Indexes on columns whose type was promoted, whose name changed hands, and of files that others took the place of.
+
+File 0 was written, and indexed, by the older schema, file 1 by the newer one. Both lie in one manifest and have no
+statistics of the column, so a plan is what the index makes it. Values are compared here in plain Python.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.keys.terms import resolve_id
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
+from tests.planner.lakes.indexing import IndexedTable, array_of, as_of, create_namespace, open_planning
+from tests.planner.lakes.kinds import DAY_US, to_float32
+from tests.planner.lakes.literal_forms import render
+from tests.planner.lakes.partitioning import result_kind
+from tests.planner.lakes.tables import SCHEMA, Table, numbers_of
+
+DAYS = [-700_000, -1, 0, 1, 19_000]
+
+
+class Promotion(NamedTuple):
+    """`old` values as they were written, `new` ones beside which a reader has them; `read` is what they are to it."""
+
+    before: str
+    after: str
+    old: list[Any]
+    new: list[Any]
+    transforms: tuple[str, ...] = ()
+    read: Callable[[Any], Any] = lambda value: value
+
+
+PROMOTIONS = [
+    Promotion(
+        "int",
+        "long",
+        [-(2**31), -7, 0, 12, 2**31 - 1],
+        [-(2**31) - 8, -7, 13, 2**40],
+        ("bucket[4]", "truncate[10]"),
+    ),
+    Promotion("float", "double", [to_float32(0.1), -0.0, 2.5], [0.1, 0.0, 2.5, 1e300]),
+    Promotion(
+        "decimal(9, 2)",
+        "decimal(18, 2)",
+        [-(10**9) + 1, 0, 1234],
+        [-(10**17), 1234, 10**18 - 1],
+        ("bucket[4]", "truncate[10]"),
+    ),
+    Promotion(
+        "decimal(18, 2)",
+        "decimal(20, 2)",
+        [-(10**18) + 1, 0, 1234],
+        [-(10**19), 1234, 10**20 - 1],
+        ("bucket[4]", "truncate[10]"),
+    ),
+    Promotion(
+        "date",
+        "timestamp",
+        DAYS,
+        [day * DAY_US + 1 for day in DAYS],
+        ("bucket[4]", "day", "month", "year"),
+        lambda day: day * DAY_US,
+    ),
+]
+CASES = [
+    pytest.param(promotion, kind, transform, id=f"{promotion.before}-{promotion.after}-{kind}-{transform}")
+    for promotion in PROMOTIONS
+    for kind in ("bloom", "bitmap", "record")
+    for transform in ("identity", *promotion.transforms)
+]
+
+
+class Evolved(Table):
+    """With a column 3, of one type in schema 0 and another in schema 1."""
+
+    def __init__(self, folder: Path, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+        super().__init__(folder)
+        self._fields = (before, after)
+
+    def _json(self) -> dict[str, Any]:
+        schemas = [
+            {"type": "struct", "schema-id": number, "fields": SCHEMA["fields"] + fields}
+            for number, fields in enumerate(self._fields)
+        ]
+        return {
+            **super()._json(),
+            "format-version": 3,
+            "next-row-id": 1000,
+            "schemas": schemas,
+            "current-schema-id": 1,
+            "last-column-id": 9,
+        }
+
+
+def column(number: int, name: str, kind: str) -> dict[str, Any]:
+    return {"id": number, "name": name, "required": False, "type": kind}
+
+
+class EvolvedTable(IndexedTable):
+    """`arrays` are the columns of each file, by number and column id."""
+
+    arrays: dict[int, dict[int, pa.Array]]
+
+    def columns(self, number: int) -> dict[int, pa.Array]:
+        return self.arrays[number]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()))
+        await create_namespace(opened)
+        yield opened
+
+
+async def evolved(
+    folder: Path, store: PointerStore, before: list[dict[str, Any]], after: list[dict[str, Any]], definition: str
+) -> EvolvedTable:
+    made = Evolved(folder / "t", before, after)
+    made.commit(1, [made.manifest("a", range(2))])
+    table = EvolvedTable(made, store, Registry(store, SystemClock()), {"i": definition})
+    await table.register()
+    return table
+
+
+def then(table: EvolvedTable) -> IndexDefinition:
+    """The definition as it was under schema 0."""
+    return as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
+
+
+@pytest.mark.parametrize(("promotion", "kind", "transform"), CASES)
+async def test_an_index_that_is_older_than_a_promotion_hides_no_row(
+    promotion: Promotion, kind: str, transform: str, tmp_path: Path, store: PointerStore
+) -> None:
+    term = "c" if transform == "identity" else f"{transform}(c)"
+    before, after = [column(3, "c", promotion.before)], [column(3, "c", promotion.after)]
+    table = await evolved(tmp_path, store, before, after, f"{kind}({term})")
+    table.arrays = {
+        0: {3: array_of(promotion.before, promotion.old)},
+        1: {3: array_of(promotion.after, promotion.new)},
+    }
+    await table.index(then(table), [0])
+    await table.index("i", [1])
+    both_covered = then(table).id == table.definitions["i"].id
+    exact = kind == "bitmap" and transform == "identity"
+    await _judge(promotion, table, tmp_path, exact=exact and both_covered)
+    # The older file indexed by a reader of the newer schema.
+    await table.index("i", [0])
+    await _judge(promotion, table, tmp_path, exact=exact)
+
+
+async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:
+    rows = {0: [promotion.read(value) for value in promotion.old], 1: promotion.new}
+    literals = sorted({*rows[0], *rows[1]})
+    compared = {"eq": operator.eq, "not-eq": operator.ne, "lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt}
+    async with open_planning(folder, table.registry) as planning:
+        entry = await table.entry()
+        for op, holds in compared.items():
+            for literal in literals:
+                written = render(result_kind("identity", promotion.after), literal, "spec")
+                filter = {"type": op, "term": "c", "value": written}
+                request = ScanRequest(filter=parse_expression(filter))
+                planned = set(numbers_of(await planning.planner.scan(table.metadata, request, entry)))
+                expected = {number for number, values in rows.items() if any(holds(value, literal) for value in values)}
+                assert expected <= planned, filter
+                assert not exact or planned == expected, filter
+
+
+async def test_a_renamed_column_keeps_its_index_and_a_new_one_of_its_name_has_none(
+    tmp_path: Path, store: PointerStore
+) -> None:
+    """Column 3 was `c` and is `d`; column 4 is `c` now."""
+    said = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
+    before, after = [column(3, "c", "long")], [column(4, "c", "long"), column(3, "d", "long")]
+    table = await evolved(tmp_path, store, before, after, said)
+    table.arrays = {number: {3: pa.array([number, number + 10]), 4: pa.nulls(2, pa.int64())} for number in range(2)}
+    await table.index(then(table), range(2))
+    async with open_planning(tmp_path, table.registry) as planning:
+        for name, value, expected in (("d", 11, [1]), ("d", 5, []), ("c", 11, [0, 1])):
+            request = ScanRequest(filter=parse_expression({"type": "eq", "term": name, "value": value}))
+            scan = await planning.planner.scan(table.metadata, request, await table.entry())
+            assert numbers_of(scan) == expected, (name, value)
+
+
+async def test_a_dropped_column_that_came_back_is_another(tmp_path: Path, store: PointerStore) -> None:
+    before, after = [column(3, "c", "long")], [column(4, "c", "long")]
+    table = await evolved(tmp_path, store, before, after, "bitmap(c)")
+    assert [term.column_id for term in table.definitions["i"].terms] == [4]
+    table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}
+    schemas = table.metadata.schemas
+    older = IndexDefinition("i", "bitmap", (resolve_id("identity", 3, schemas[0]),))
+    await table.index(older, [0])
+    async with open_planning(tmp_path, table.registry) as planning:
+        request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))
+        assert numbers_of(await planning.planner.scan(table.metadata, request, await table.entry())) == [0, 1]
+        await table.index("i", [0, 1])
+        assert numbers_of(await planning.planner.scan(table.metadata, request, await table.entry())) == [1]

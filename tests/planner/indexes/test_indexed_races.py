@@ -1,0 +1,145 @@
+"""Plans while index files come, are superseded, break, are quarantined and go from storage: none fails, none is wrong.
+
+The planner under test has a server's registry of its own, as one worker beside another who changes the registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import CommitConflict
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.open import open_store
+from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
+from tests.planner.lakes.tables import Table, numbers_of
+
+FILES = 24
+KINDS = ("bloom", "bitmap", "record")
+
+PLANS_MIN = 10
+"""Even where a busy machine makes fewer during the changes."""
+
+
+def filters(rng: random.Random) -> tuple[Any, set[int]]:
+    """A filter, and the files with a row that matches: file n holds the even numbers from 10 n to 10 n + 8."""
+    values = sorted({rng.randrange(10 * FILES) for _ in range(rng.choice([1, 2, 5]))})
+    if len(values) == 1:
+        filter: Any = {"type": "eq", "term": "id", "value": values[0]}
+    else:
+        filter = {"type": "in", "term": "id", "values": values}
+    found = {value // 10 for value in values if value % 2 == 0}
+    if rng.random() < 0.3:  # none of the rows has two values
+        other = 2 * rng.randrange(5 * FILES)
+        filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other}}
+        found = {other // 10} if other in values else set()
+    return filter, found
+
+
+async def plans(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
+    """How many were made, more than PLANS_MIN; AssertionError for one that lacks a file."""
+    count = 0
+    while not ended.is_set() or count <= PLANS_MIN:
+        filter, wanted = filters(rng)
+        request = ScanRequest(filter=parse_expression(filter))
+        scan = await planning.planner.scan(table.metadata, request, await table.entry())
+        assert wanted <= set(numbers_of(scan)), filter
+        count += 1
+        if rng.random() < 0.3:
+            await asyncio.sleep(0)
+    return count
+
+
+def path_of(file: RegisteredIndexFile) -> Path:
+    return Path(file.location.removeprefix("file://"))
+
+
+async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
+    """What builds, merges, cleaners and bad disks do, one after another."""
+    for _ in range(turns):
+        kind = rng.choice(KINDS)
+        live = [file for file in await table.files() if file.state is IndexFileState.LIVE and file.kind == kind]
+        chosen = rng.sample(live, min(len(live), rng.randint(0, 3)))
+        match rng.choice(["add", "add", "replace", "replace", "damage", "quarantine", "clean"]):
+            case "add":
+                await table.index(kind, rng.sample(range(FILES), rng.randint(1, FILES)))
+            case "replace":
+                try:
+                    await table.index(kind, range(FILES), remove=[file.location for file in chosen])
+                except CommitConflict:  # one of them was quarantined by a plan meanwhile
+                    continue
+                for file in chosen:
+                    path_of(file).unlink(missing_ok=True)
+            case "damage":
+                for file in chosen:
+                    if path_of(file).exists():
+                        damage(rng, file.location)
+            case "quarantine":
+                for file in chosen:
+                    await table.registry.quarantine(file.uuid, file.location, "said so")
+            case "clean":
+                for file in await table.files():
+                    if file.state is not IndexFileState.LIVE:
+                        await table.registry.forget(file.uuid, file.location)
+                        path_of(file).unlink(missing_ok=True)
+        await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_plans_among_changes_of_the_indexes_lose_nothing_and_do_not_fail(seed: int, tmp_path: Path) -> None:
+    await _race(seed, tmp_path, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(10, 20))
+async def test_plans_among_thousands_of_changes_lose_nothing(seed: int, tmp_path: Path) -> None:
+    await _race(seed, tmp_path, 600)
+
+
+async def _race(seed: int, folder: Path, turns: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        clock = SystemClock()
+        store = await stack.enter_async_context(open_store(f"sqlite:///{folder / 's.db'}", clock=clock))
+        await create_namespace(store)
+        made = Table(folder / "t")
+        made.commit(1, [made.manifest("a", range(FILES // 2)), made.manifest("b", range(FILES // 2, FILES))])
+        table = IndexedTable(made, store, Registry(store, clock), {kind: f"{kind}(id)" for kind in KINDS})
+        await table.register()
+        given: dict[str, Any] = {"index_wait_s": 0.05, "index_memory_bytes": 20_000, "index_disk_bytes": 4 << 20}
+        workers = [
+            await stack.enter_async_context(open_planning(folder, Registry(store, clock), **given, home=folder / name))
+            for name in ("one", "two")
+        ]
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            planning = [
+                group.create_task(plans(worker, table, random.Random(f"{seed} {number}"), ended))
+                for number, worker in enumerate((*workers, *workers))
+            ]
+            await changes(table, rng, turns)
+            ended.set()
+        counts = [task.result() for task in planning]
+        assert min(counts) > PLANS_MIN
+        ids = [definition.id for definition in table.definitions.values()]
+        used = [worker.usage.of(table.metadata.table_uuid, one) for worker in workers for one in ids]
+        assert sum(one.files_removed for one in used if one is not None) > 0
+        # And at rest, whatever is left of the indexes:
+        for _ in range(50):
+            filter, wanted = filters(rng)
+            scan = await workers[0].planner.scan(
+                table.metadata, ScanRequest(filter=parse_expression(filter)), await table.entry()
+            )
+            assert wanted <= set(numbers_of(scan))
+            workers[0].planner.check_invariants()

@@ -1,0 +1,116 @@
+"""Indexes asked for 0.0 and for -0.0 in one filter: to Python the two are one value, to Iceberg and its clients not."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.planner.indexes.resolver import IndexResolver
+from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
+from seamark.metaserver.planner.rows.row_matches import PredicateMatcher
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
+from tests.planner.indexes.test_indexed_evolution import EvolvedTable, column, evolved
+from tests.planner.lakes.indexing import create_namespace, open_planning
+from tests.planner.lakes.tables import numbers_of
+
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "not-eq": operator.ne,
+    "lt": operator.lt,
+    "lt-eq": operator.le,
+    "gt": operator.gt,
+    "gt-eq": operator.ge,
+}
+ZEROS = [0.0, -0.0]
+PRICES = {0: [0.0] * 10, 1: [-0.0] * 10}
+"""By file, whose rows are ten."""
+FILTERS = [
+    {
+        "type": joined,
+        "left": {"type": op, "term": "price", "value": one},
+        "right": {"type": op, "term": "price", "value": other},
+    }
+    for joined, op, (one, other) in product(("or", "and"), COMPARED, permutations(ZEROS))
+]
+
+
+def as_iceberg(value: float) -> tuple[float, float]:
+    """A key in the order of its sort: -0.0 lies below 0.0."""
+    return value, math.copysign(1.0, value)
+
+
+def as_sql(value: float) -> float:
+    return value
+
+
+CLIENTS = {
+    ComparisonSemantics.ICEBERG: (as_iceberg,),
+    ComparisonSemantics.SQL: (as_sql,),
+    ComparisonSemantics.POSSIBLE: (as_iceberg, as_sql),
+}
+
+
+def holds(filter: Any, value: float, semantics: ComparisonSemantics) -> bool:
+    if filter["type"] in ("or", "and"):
+        both = [holds(filter[side], value, semantics) for side in ("left", "right")]
+        return any(both) if filter["type"] == "or" else all(both)
+    compare = COMPARED[filter["type"]]
+    return any(compare(key(value), key(filter["value"])) for key in CLIENTS[semantics])
+
+
+async def priced(folder: Path, store: PointerStore, kind: str) -> EvolvedTable:
+    price = [column(3, "price", "double")]
+    table = await evolved(folder, store, price, price, f"{kind}(price)")
+    table.arrays = {number: {3: pa.array(values)} for number, values in PRICES.items()}
+    await table.index("i", range(2))
+    return table
+
+
+@pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
+async def test_a_filter_that_names_both_zeros_asks_an_index_for_both(kind: str, tmp_path: Path) -> None:
+    async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
+        await create_namespace(store)
+        table = await priced(tmp_path, store, kind)
+        async with open_planning(tmp_path, table.registry) as planning:
+            for filter in FILTERS:
+                request = ScanRequest(filter=parse_expression(filter))
+                planned = numbers_of(await planning.planner.scan(table.metadata, request, await table.entry()))
+                expected = {
+                    number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
+                }
+                assert expected <= set(planned), filter
+                assert kind != "bitmap" or expected == set(planned), filter
+
+
+@pytest.mark.parametrize("semantics", ComparisonSemantics)
+async def test_the_rows_of_a_filter_that_names_both_zeros_are_those_of_both(
+    semantics: ComparisonSemantics, tmp_path: Path
+) -> None:
+    async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
+        await create_namespace(store)
+        table = await priced(tmp_path, store, "bitmap")
+        async with open_planning(tmp_path, table.registry) as planning:
+            view = await planning.planner.view(table.metadata, ScanRequest())
+            covers = IndexResolver(planning.indexes)
+            index = await covers.bitmaps(view, table.definitions["i"], await table.entry())
+            for filter in FILTERS:
+                marks = PredicateMatcher({(3, "identity"): index}, semantics, from_sql=False)
+                schema = table.metadata.current_schema
+                bound = bind(parse_expression(filter), schema, [schema], case_sensitive=True)
+                for place, values in PRICES.items():
+                    bits, exact = marks.of(bound, place, len(values))
+                    assert exact, filter
+                    assert bits is not None
+                    assert bool(bits.any()) == holds(filter, values[0], semantics), (filter, values)

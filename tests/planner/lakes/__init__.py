@@ -1,0 +1,1 @@
+"""Tables, rows and expressions that the planner's tests draw."""

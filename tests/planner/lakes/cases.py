@@ -1,0 +1,109 @@
+"""Cases of the campaigns: a lake, a snapshot of it, and filters, all drawn from one seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.planner.lakes.history import random_lake
+from tests.planner.lakes.kinds import FLOATS
+from tests.planner.lakes.lake import DataFile, Lake, Snapshot
+from tests.planner.lakes.literal_forms import FORMS
+from tests.planner.lakes.predicates import IEEE, Meaning, Names, matches, random_filter, written
+from tests.services.java_planner import PlanRequest
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scan of one lake. `filter` is what our planner gets, `java_filter` the same in the form that Java reads."""
+
+    lake: Lake
+    number: int
+    snapshot: Snapshot
+    implicit: bool
+    names_of_snapshot: bool
+    case_sensitive: bool
+    filter: Any
+    java_filter: Any
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """None where the current snapshot is meant without saying so."""
+        return None if self.implicit else self.snapshot.id
+
+    @property
+    def names(self) -> Names:
+        lake = self.lake
+        schema = lake.schemas[self.snapshot.schema_id] if self.names_of_snapshot else lake.schema
+        return Names(schema, list(lake.schemas.values()), case_sensitive=self.case_sensitive)
+
+    def java_request(self) -> PlanRequest:
+        names = "snapshot" if self.names_of_snapshot else "current"
+        location = self.lake.metadata_location
+        return PlanRequest(location, json.dumps(self.java_filter), self.snapshot_id, names, self.case_sensitive)
+
+    def unfiltered_request(self) -> PlanRequest:
+        """The whole snapshot."""
+        return PlanRequest(self.lake.metadata_location, "true", self.snapshot.id)
+
+    @property
+    def names_infinity(self) -> bool:
+        return _names_infinity(self.filter)
+
+    @property
+    def compares_zero(self) -> bool:
+        """Whether a floating column is compared with a zero, which clients see in two ways."""
+        return _compares_zero(self.filter, self.names)
+
+    def matching(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
+        """For each row of a file, whether it satisfies an expression in this case's names."""
+        names = self.names
+        return [matches(expression, row, names, meaning) for row in self.lake.rows(file)]
+
+    def __str__(self) -> str:
+        where = f"seed {self.lake.seed} case {self.number}: format version {self.lake.version}, "
+        names = "the snapshot's" if self.names_of_snapshot else "current"
+        return where + f"snapshot {self.snapshot_id}, {names} names, {self.lake.metadata_location}\n{self.filter}"
+
+
+def _names_infinity(expression: Any) -> bool:
+    if isinstance(expression, dict):
+        return any(_names_infinity(child) for child in expression.values())
+    if isinstance(expression, list):
+        return any(_names_infinity(child) for child in expression)
+    return expression in ("Infinity", "-Infinity")
+
+
+def _compares_zero(expression: Any, names: Names) -> bool:
+    if not isinstance(expression, dict):
+        return False
+    if isinstance(expression.get("term"), str):
+        literals = expression.get("values", [expression.get("value")])
+        return names[expression["term"]].kind in FLOATS and 0.0 in literals
+    return any(_compares_zero(child, names) for child in expression.values())
+
+
+def cases(seed: int, folder: Path, count: int) -> Iterator[Case]:
+    """`count` cases on the lake of `seed`, which is written below `folder`."""
+    lake = random_lake(seed, folder / str(seed))
+    rng = random.Random(~seed)
+    for number in range(count):
+        implicit = rng.random() < 0.4
+        snapshot = lake.current if implicit else rng.choice(list(lake.snapshots.values()))
+        names_of_snapshot = not implicit and rng.random() < 0.25
+        schema = lake.schemas[snapshot.schema_id] if names_of_snapshot else lake.schema
+        tree = random_filter(rng, lake, schema)
+        yield Case(
+            lake=lake,
+            number=number,
+            snapshot=snapshot,
+            implicit=implicit,
+            names_of_snapshot=names_of_snapshot,
+            case_sensitive=rng.random() < 0.8,
+            filter=written(tree, rng.choice(FORMS)),
+            java_filter=written(tree, "java"),
+        )

@@ -1,0 +1,76 @@
+"""Columns, specs and blocks of tables with delete files: by hand in `test_delete_rules.py`, drawn in `test_deletes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.metaserver.iceberg.metadata.partition import PartitionField as SpecField
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.planner.view.view import TableView
+from tests.planner.lakes.manifests import PartitionField
+
+A, B, STRUCT, NESTED, LATE, F = 1, 2, 3, 4, 5, 6
+SPECS = {
+    0: (),
+    1: (PartitionField(1000, "a", A, "identity"),),
+    2: (PartitionField(1000, "a", A, "identity"), PartitionField(1001, "f", F, "identity")),
+    3: (PartitionField(1002, "a", A, "void"),),
+    4: (PartitionField(1003, "b", B, "identity"), PartitionField(1002, "a", A, "void")),
+}
+
+
+def column(column_id: int, name: str, kind: Any, *, required: bool = False) -> dict[str, Any]:
+    return {"id": column_id, "name": name, "required": required, "type": kind}
+
+
+def schema_json(schema_id: int, kinds: dict[int, str], required: set[int], *, late: bool) -> dict[str, Any]:
+    nested = {"type": "struct", "fields": [column(NESTED, "n", kinds[NESTED], required=True)]}
+    fields = [
+        column(A, "a", kinds[A], required=A in required),
+        column(B, "b", kinds[B]),
+        column(STRUCT, "s", nested),
+        column(F, "f", kinds[F], required=F in required),
+    ]
+    fields += [column(LATE, "late", kinds[LATE])] if late else []
+    return {"type": "struct", "schema-id": schema_id, "fields": fields}
+
+
+def block_of(location: str, data: bytes) -> Block:
+    return Block(b"".join(encode_block(decode_manifest(data, location))))
+
+
+def manifest_file(content: int, spec_id: int, sequence: int, path: str = "m.avro") -> ManifestFile:
+    return ManifestFile(
+        manifest_path=path,
+        manifest_length=0,
+        partition_spec_id=spec_id,
+        content=content,
+        sequence_number=sequence,
+        min_sequence_number=0,
+        added_snapshot_id=1,
+        added_files_count=None,
+        existing_files_count=None,
+        deleted_files_count=None,
+        added_rows_count=None,
+        existing_rows_count=None,
+        deleted_rows_count=None,
+        partitions=None,
+        key_metadata=None,
+        first_row_id=None,
+    )
+
+
+def specs() -> list[PartitionSpec]:
+    return [
+        PartitionSpec(key, tuple(SpecField(part.name, part.transform, part.source, (), part.id) for part in fields))
+        for key, fields in SPECS.items()
+    ]
+
+
+def rows_of(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Every row of the view, in order."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])

@@ -1,0 +1,262 @@
+"""Random data files and delete files of a lake: their rows, the partition these lie in, and their metrics."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tests.planner.lakes import partitioning
+from tests.planner.lakes.kinds import FLOATS, order
+from tests.planner.lakes.lake import (
+    DATA,
+    EQUALITY_DELETES,
+    PATH_ID,
+    POSITION_DELETES,
+    POSITION_ID,
+    DataFile,
+    DeleteFile,
+    Row,
+)
+from tests.planner.lakes.manifests import PartitionField
+from tests.planner.lakes.metrics import ColumnMetrics, column_metrics, truncated_upper
+from tests.planner.lakes.schemas import Column, Field, Schema
+
+Spec = tuple[PartitionField, ...]
+
+
+@dataclass
+class _Draw:
+    """How one file's rows are drawn: choices and rates by column id, and structs that must be there, or must not."""
+
+    choices: dict[int, list[Any]]
+    nulls: dict[int, float]
+    nans: dict[int, float]
+    present: set[int]
+    absent: set[int]
+
+
+class FileMaker:
+    def __init__(self, rng: random.Random, location: str, pools: dict[int, list[Any]]) -> None:
+        self._rng = rng
+        self._location = location
+        self._pools = pools
+        self._made = 0
+
+    def data(
+        self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
+    ) -> DataFile:
+        """A data file of one partition: that of `like`, else of a row drawn first."""
+        rng = self._rng
+        columns = schema.columns()
+        draw = self._draw(schema)
+        first = like.rows[0] if like is not None and like.rows else self._row(schema.fields, draw)
+        partition = tuple(partitioning.apply(p.transform, kinds[p.source], first.get(p.source)) for p in fields)
+        if like is not None:
+            partition = like.partition
+        self._hold(draw, first, fields, kinds, columns)
+        count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
+        rows = [self._row(schema.fields, draw) for _ in range(count)]
+        leaves = schema.leaves()
+        metrics = {key: column_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
+        offsets = rng.choice([None, [4], [4, 1_000_000], []])
+        return DataFile(
+            path=self._path("data", ".parquet"),
+            content=DATA,
+            format=rng.choice(["PARQUET", "PARQUET", "parquet", "AVRO", "ORC"]),
+            spec_id=spec_id,
+            partition=partition,
+            record_count=count,
+            size=rng.randint(400, 5_000_000_000),
+            metrics={key: of for key, of in metrics.items() if of != ColumnMetrics()},
+            split_offsets=offsets,
+            rows=rows,
+            written=frozenset(columns),
+            schema_id=schema.id,
+        )
+
+    def _path(self, folder: str, ending: str) -> str:
+        self._made += 1
+        part = self._rng.choice(["", "", "p=a%2Fb/", "två ord/", "x=1/y=null/"])
+        return f"{self._location}/{folder}/{part}{self._made:05d}-{self._rng.getrandbits(32):08x}{ending}"
+
+    def _draw(self, schema: Schema) -> _Draw:
+        rng = self._rng
+        draw = _Draw({}, {}, {}, set(), set())
+        for column in schema.columns().values():
+            draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0, 0.3, 1])
+            if column.kind == "struct":
+                draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
+                continue
+            values = sorted(self._pools[column.id], key=partial(order, column.kind))
+            if column.kind == "uuid":  # made at random, so that a file holds some from everywhere
+                rng.shuffle(values)
+            width = rng.choice([1, 2, 4, len(values)])
+            start = rng.randrange(max(1, len(values) - width + 1))
+            draw.choices[column.id] = values[start : start + width]
+            draw.nans[column.id] = rng.choice([0, 0, 0.3, 1]) if column.kind in FLOATS else 0.0
+        return draw
+
+    def _hold(self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, Column]) -> None:
+        """Narrows `draw` to rows of the first row's partition."""
+        for source in {part.source for part in fields}:
+            value = first.get(source)
+            parents = columns[source].parents
+            if value is None:
+                # a required column is null only where a struct around it is
+                gone = {parent for parent in parents if first.get(parent) is None}
+                draw.absent |= gone
+                draw.nulls[source] = 1.0
+                continue
+            draw.present |= set(parents)
+            draw.nulls[source] = 0.0
+            if isinstance(value, float) and math.isnan(value):
+                draw.nans[source] = 1.0
+                continue
+            draw.nans[source] = 0.0
+            transforms = [part.transform for part in fields if part.source == source]
+
+            def key(value: Any, transforms: list[str] = transforms, kind: str = kinds[source]) -> list[str]:
+                return [repr(partitioning.apply(transform, kind, value)) for transform in transforms]
+
+            alike = [other for other in draw.choices[source] if key(other) == key(value)]
+            draw.choices[source] = alike or [value]
+
+    def _row(self, fields: tuple[Field, ...], draw: _Draw) -> Row:
+        row: Row = {}
+        self._fill(fields, draw, row, absent=False)
+        return row
+
+    def _fill(self, fields: tuple[Field, ...], draw: _Draw, row: Row, *, absent: bool) -> None:
+        rng = self._rng
+        for field in fields:
+            if isinstance(field.kind, tuple):
+                null = field.id not in draw.present and (field.id in draw.absent or rng.random() < draw.nulls[field.id])
+                row[field.id] = None if absent or null else True
+                self._fill(field.kind, draw, row, absent=absent or null)
+            elif isinstance(field.kind, str):
+                if absent or rng.random() < draw.nulls[field.id]:
+                    row[field.id] = None
+                elif rng.random() < draw.nans[field.id]:
+                    row[field.id] = math.nan
+                else:
+                    row[field.id] = rng.choice(draw.choices[field.id])
+
+    # Delete files
+
+    def equality(
+        self, schema: Schema, specs: dict[int, Spec], live: list[DataFile], kinds: dict[int, str]
+    ) -> list[DeleteFile]:
+        """An equality delete file in the partition of a live file, or global; none where no column is fit for keys."""
+        rng = self._rng
+        # equality on floats is not asked for: NaN and the zeros are no keys
+        fit = [column for column in schema.leaves().values() if column.kind not in FLOATS]
+        if not fit:
+            return []
+        chosen = sorted(rng.sample(fit, min(len(fit), rng.choice([1, 1, 2]))), key=lambda column: column.id)
+        unpartitioned = [key for key, fields in specs.items() if all(part.transform == "void" for part in fields)]
+        file = rng.choice(live) if live else None
+        if unpartitioned and (file is None or rng.random() < 0.5):
+            spec_id = rng.choice(unpartitioned)
+            partition: tuple[Any, ...] = tuple(None for _ in specs[spec_id])
+        elif file is not None:
+            spec_id, partition = file.spec_id, file.partition
+        else:
+            return []
+        rows = [row for one in live if one.spec_id == spec_id and rng.random() < 0.5 for row in one.rows]
+        keys = set()
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            row = rng.choice(rows) if rows and rng.random() < 0.7 else {}
+            keys.add(tuple(self._key_value(column, row) for column in chosen))
+        ordered = sorted(keys, key=repr)
+        columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen)}
+        metrics = {column.id: column_metrics(rng, column.kind, columns[column.id]) for column in chosen}
+        made = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
+        ids = [column.id for column in chosen]
+        kept = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
+        return [replace(made, equality_ids=ids, keys=tuple(ordered), metrics=kept)]
+
+    def _key_value(self, column: Column, row: Row) -> Any:
+        if column.id in row:
+            return row[column.id]
+        if not column.required and self._rng.random() < 0.2:
+            return None
+        return self._rng.choice(self._pools[column.id])
+
+    def positions(self, files: list[DataFile]) -> list[DeleteFile]:
+        """A position delete file: of one data file, or of several of one partition."""
+        rng = self._rng
+        chosen = rng.choice(files)
+        targets = [chosen]
+        if rng.random() < 0.5:
+            targets = [file for file in files if file.partition_key == chosen.partition_key and rng.random() < 0.7]
+        positions = self._positions(targets or [chosen])
+        made = self._delete(POSITION_DELETES, chosen.spec_id, chosen.partition, len(positions))
+        paths = sorted({path for path, _ in positions})
+        at = [position for _, position in positions]
+        shape = rng.choice(["full", "full", "truncated", "none"])
+        metrics: dict[int, ColumnMetrics] = {}
+        if shape != "none":
+            lower, upper = paths[0].encode(), paths[-1].encode()
+            if shape == "truncated":
+                cut = truncated_upper(paths[-1], 16)
+                lower, upper = paths[0][:16].encode(), cut or upper
+            metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
+            bounds = [position.to_bytes(8, "little") for position in (min(at), max(at))]
+            metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
+        referenced = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
+        return [replace(made, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
+
+    def _positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
+        made = set()
+        for file in targets:
+            for at in range(max(1, file.record_count)):
+                if at == 0 or self._rng.random() < 0.4:
+                    made.add((file.path, at))
+        return sorted(made)
+
+    def vectors(self, files: list[DataFile], old: list[DeleteFile]) -> tuple[list[DeleteFile], list[DeleteFile]]:
+        """Deletion vectors of one Puffin file for some data files, and the delete files that they make needless.
+
+        A vector holds what older position deletes of its data file held, as the specification asks.
+        """
+        rng = self._rng
+        path, offset = self._path("data", ".puffin"), 4
+        made, replaced = [], []
+        for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):
+            positions = {(file.path, at) for at in range(max(1, file.record_count)) if rng.random() < 0.6}
+            for delete in old:
+                held = {pair for pair in delete.positions if pair[0] == file.path}
+                positions |= held
+                if delete.is_vector and delete.referenced == file.path:
+                    replaced.append(delete)
+            positions = positions or {(file.path, 0)}
+            size = rng.randint(30, 90)
+            one = self._delete(POSITION_DELETES, file.spec_id, file.partition, len(positions))
+            made.append(
+                replace(
+                    one,
+                    path=path,
+                    format="PUFFIN",
+                    positions=frozenset(positions),
+                    referenced=file.path,
+                    content_offset=offset,
+                    content_size=size,
+                )
+            )
+            offset += size
+        return made, replaced
+
+    def _delete(self, content: int, spec_id: int, partition: tuple[Any, ...], count: int) -> DeleteFile:
+        return DeleteFile(
+            path=self._path("data", "-deletes.parquet"),
+            content=content,
+            format="PARQUET",
+            spec_id=spec_id,
+            partition=partition,
+            record_count=count,
+            size=self._rng.randint(300, 90_000),
+            metrics={},
+        )

@@ -1,0 +1,403 @@
+"""Random histories of tables: schemas, specs, rows and commits drawn from one seed, written as real writers do.
+
+Nothing of the project under test is used: metadata.json is made by hand, manifests by `manifests.py`. Data files do
+not exist on disk, for planning reads only metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+from tests.planner.lakes import partitioning
+from tests.planner.lakes.files import FileMaker
+from tests.planner.lakes.kinds import base, limits, order, pool, to_bytes
+from tests.planner.lakes.lake import DATA, ContentFile, DataFile, DeleteFile, Lake, Snapshot
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    PartitionField,
+    Style,
+    list_bytes,
+    manifest_bytes,
+)
+from tests.planner.lakes.schemas import SchemaMaker
+
+NOW_MS = 1_760_000_000_000
+MAIN = "main"
+
+
+def random_lake(seed: int, folder: Path) -> Lake:
+    """The table of a seed, written below `folder`; the same seed gives the same table."""
+    return _History(seed, folder).lake()
+
+
+class _History:
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.folder = folder
+        self.location = folder.as_uri()
+        (folder / "metadata").mkdir(parents=True)
+        self.version = rng.choice([1, 2, 2, 2, 3, 3])
+        self.final_version = min(3, self.version + (rng.random() < 0.3))
+        self.maker = SchemaMaker(rng)
+        self.schema = self.maker.first(self.version)
+        self.schemas = {0: self.schema}
+        self.pools: dict[int, list[Any]] = {}
+        self._fill_pools()
+        self.specs: dict[int, tuple[PartitionField, ...]] = {}
+        self.last_partition_id = 999
+        self.default_spec = 0
+        self._add_spec()
+        self.style = Style.draw(rng)
+        self.sequence = 0
+        self.next_row_id = 0
+        self.snapshots: dict[int, Snapshot] = {}
+        self.heads: dict[str, Snapshot] = {}
+        self.log: list[dict[str, int]] = []
+        self.refs: dict[str, tuple[str, int]] = {}
+        self.files = FileMaker(rng, self.location, self.pools)
+
+    def lake(self) -> Lake:
+        rng = self.rng
+        self._append(MAIN)
+        for _ in range(rng.randint(1, 7)):
+            self._evolve()
+            branch = rng.choice(list(self.heads))
+            if rng.random() < 0.15:
+                branch = rng.choice(["dev", "b/2"])
+                self.heads.setdefault(branch, rng.choice(list(self.snapshots.values())))
+            choices = [self._append, self._overwrite, self._rewrite_manifests, self._compact]
+            if self.version >= 2:
+                choices += [self._row_delta] * 4
+            rng.choice(choices)(branch)
+        self.version = self.final_version
+        for branch, head in self.heads.items():
+            self.refs[branch] = ("branch", head.id)
+        for number in range(rng.randint(0, 2)):
+            self.refs[f"tag-{number}"] = ("tag", rng.choice(list(self.snapshots)))
+        metadata = self._metadata()
+        path = self.folder / "metadata" / "00001-0.metadata.json"
+        path.write_text(json.dumps(metadata), encoding="utf-8")
+        return Lake(
+            seed=self.seed,
+            folder=self.folder,
+            version=self.version,
+            metadata_location=path.as_uri(),
+            metadata=metadata,
+            schemas=self.schemas,
+            schema=self.schema,
+            specs=self.specs,
+            snapshots=self.snapshots,
+            current=self.heads[MAIN],
+            refs=self.refs,
+            pools=self.pools,
+        )
+
+    # Evolution
+
+    def _evolve(self) -> None:
+        rng = self.rng
+        if self.version < self.final_version and rng.random() < 0.5:
+            self.version = self.final_version
+        if rng.random() < 0.35:
+            keep = {part.source for fields in self.specs.values() for part in fields}
+            made = self.maker.evolved(self.schema, len(self.schemas), self.version, keep)
+            if made.fields != self.schema.fields:
+                self.schema = self.schemas[made.id] = made
+                self._fill_pools()
+        if rng.random() < 0.3:
+            self._add_spec()
+
+    def _fill_pools(self) -> None:
+        for column in self.schema.leaves().values():
+            size = self.rng.randint(3, 22)
+            if column.id not in self.pools:
+                self.pools[column.id] = pool(self.rng, column.kind, size)
+                continue
+            # a wider type brings wider values, but none that a transform chosen for the old ones has no result for
+            fresh = pool(self.rng, column.kind, 4)
+            if base(column.kind) in ("int", "long"):
+                fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
+            elif column.kind in partitioning.TIMES:
+                fresh = [value for value in fresh if partitioning.has_hour(column.kind, int(value))]
+            known = {repr(value) for value in self.pools[column.id]}
+            self.pools[column.id] += [value for value in fresh if repr(value) not in known]
+
+    def _add_spec(self) -> None:
+        """A new default spec; version 1 keeps the old fields, as void where they are gone."""
+        rng = self.rng
+        fields: list[PartitionField] = []
+        if self.version == 1 and self.specs:
+            for part in self.specs[self.default_spec]:
+                gone = rng.random() < 0.4
+                fields.append(PartitionField(part.id, part.name, part.source, "void") if gone else part)
+        known = {(part.source, part.transform): part for old in self.specs.values() for part in old}
+        leaves = list(self.schema.leaves().values())
+        for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
+            transform = partitioning.random_transform(
+                rng, column.kind, self.pools[column.id], void=self.version > 1 and bool(self.specs)
+            )
+            if any(part.source == column.id for part in fields):
+                continue
+            if self.version > 1 and (column.id, transform) in known:
+                fields.append(known[column.id, transform])
+                continue
+            self.last_partition_id += 1
+            name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
+            fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
+        made = tuple(fields)
+        for spec_id, old in self.specs.items():
+            if old == made:
+                self.default_spec = spec_id
+                return
+        self.default_spec = len(self.specs)
+        self.specs[self.default_spec] = made
+
+    def _kinds(self) -> dict[int, str]:
+        """Types of the columns that specs partition by, as they are now."""
+        return {column.id: column.kind for column in self.schema.leaves().values()}
+
+    # Commits
+
+    def _append(self, branch: str) -> None:
+        added = self._new_data(self.rng.randint(2, 7))
+        self._commit(branch, "append", [], self._grouped(added))
+
+    def _new_data(self, count: int) -> list[DataFile]:
+        made = []
+        for _ in range(count):
+            spec_id = self.default_spec if self.rng.random() < 0.9 else self.rng.choice(list(self.specs))
+            made.append(self.files.data(self.schema, spec_id, self.specs[spec_id], self._kinds()))
+        return made
+
+    def _grouped(self, files: list[Any]) -> list[list[Entry]]:
+        """ADDED entries by the manifest they go to: one content and one spec each, sometimes two of a kind."""
+        groups: dict[tuple[int, ...], list[Entry]] = {}
+        for file in files:
+            part = self.rng.randint(0, 1) if len(files) > 2 else 0
+            groups.setdefault((int(file.content != DATA), file.spec_id, part), []).append(self._added(file))
+        return list(groups.values())
+
+    @staticmethod
+    def _added(file: ContentFile, sequence: int | None = None) -> Entry:
+        return Entry(ADDED, None, sequence, None, file)
+
+    def _overwrite(self, branch: str) -> None:
+        """Some files leave: their manifests are written anew with EXISTING and DELETED entries; others may come."""
+        rng = self.rng
+        share = rng.choice([0.2, 0.5, 1.0])
+        files = self.heads[branch].data_files + self.heads[branch].delete_files
+        gone = {id(file) for file in files if rng.random() < share * (1.0 if isinstance(file, DataFile) else 0.3)}
+        added = self._new_data(rng.randint(0, 3))
+        self._replace(branch, "overwrite" if added else "delete", gone, self._grouped(added))
+
+    def _compact(self, branch: str) -> None:
+        """Files of one partition replaced by one with an explicit, older sequence number."""
+        files = self.heads[branch].data_files
+        if not files:
+            return self._append(branch)
+        rng = self.rng
+        chosen = rng.choice(files)
+        group = [file for file in files if file.partition_key == chosen.partition_key]
+        made = self.files.data(self.schema, chosen.spec_id, self.specs[chosen.spec_id], self._kinds(), like=chosen)
+        oldest = max(file.sequence for file in group) if self.version > 1 else None
+        return self._replace(branch, "replace", {id(file) for file in group}, [[self._added(made, oldest)]])
+
+    def _replace(self, branch: str, operation: str, gone: set[int], added: list[list[Entry]]) -> None:
+        kept, rewritten = [], []
+        for manifest in self.heads[branch].manifests:
+            live = [entry for entry in manifest.entries if entry.status != DELETED]
+            if any(id(entry.file) in gone for entry in live):
+                rewritten.append([self._carried(entry.file, id(entry.file) in gone) for entry in live])
+            elif live or self.rng.random() < 0.5:
+                kept.append(manifest)
+        self._commit(branch, operation, kept, rewritten + added)
+
+    @staticmethod
+    def _carried(file: ContentFile, gone: bool) -> Entry:
+        snapshot_id = None if gone else file.snapshot_id
+        return Entry(DELETED if gone else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
+
+    def _rewrite_manifests(self, branch: str) -> None:
+        """Manifests of one spec merged into one, with nothing but EXISTING entries."""
+        groups: dict[tuple[int, int], list[Manifest]] = {}
+        for manifest in self.heads[branch].manifests:
+            groups.setdefault((manifest.content, manifest.spec_id), []).append(manifest)
+        if not groups:
+            return self._append(branch)
+        merged = self.rng.choice(list(groups.values()))
+        files = [entry.file for manifest in merged for entry in manifest.entries if entry.status != DELETED]
+        kept = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
+        entries = [self._carried(file, gone=False) for file in files]
+        return self._commit(branch, "replace", kept, [entries] if entries else [])
+
+    def _row_delta(self, branch: str) -> None:
+        """Delete files, and sometimes the new rows of an update; a vector takes the place of the one before."""
+        rng = self.rng
+        head = self.heads[branch]
+        live = head.data_files
+        data = self._new_data(rng.choice([0, 0, 1, 2]))
+        made: list[DeleteFile] = []
+        gone: set[int] = set()
+        for _ in range(rng.randint(1, 3)):
+            equality = rng.random() < 0.5 or not live
+            if equality:
+                made += self.files.equality(self.schema, self.specs, live, self._kinds())
+            elif self.version >= 3:
+                taken = {vector.referenced for vector in made}
+                targets = [file for file in live + data if file.path not in taken]
+                old = [delete for delete in head.delete_files if delete.content == 1]
+                new, replaced = self.files.vectors(targets, old)
+                made += new
+                gone |= {id(delete) for delete in replaced}
+            else:
+                made += self.files.positions(live + data)
+        self._replace(branch, "overwrite", gone, self._grouped([*data, *made]))
+
+    def _commit(self, branch: str, operation: str, kept: list[Manifest], groups: list[list[Entry]]) -> None:
+        rng = self.rng
+        parent = self.heads.get(branch)
+        if self.version > 1:
+            self.sequence += 1
+        sequence = self.sequence
+        snapshot_id = rng.getrandbits(62) + 1
+        written = [self._write_manifest(entries, snapshot_id, sequence) for entries in groups]
+        manifests = written + kept if rng.random() < 0.7 else kept + written
+        first_row_id = self.next_row_id
+        listed: list[tuple[Manifest, int | None]] = []
+        for manifest in manifests:
+            own = None
+            if self.version >= 3 and manifest.content == 0:
+                if manifest.first_row_id is None:
+                    manifest.first_row_id = self.next_row_id
+                    self.next_row_id += manifest.counts[ADDED][1] + manifest.counts[EXISTING][1]
+                own = manifest.first_row_id
+            listed.append((manifest, own))
+        path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
+        header = {"snapshot-id": str(snapshot_id), "format-version": str(self.version)}
+        header["parent-snapshot-id"] = str(parent.id) if parent else "null"
+        if self.version > 1:
+            header["sequence-number"] = str(sequence)
+        path.write_bytes(list_bytes(listed, version=self.version, style=self.style, header=header))
+        made: dict[str, Any] = {
+            "snapshot-id": snapshot_id,
+            "timestamp-ms": NOW_MS + 1000 * len(self.snapshots),
+            "manifest-list": path.as_uri(),
+            "summary": {"operation": operation},
+            "schema-id": self.schema.id,
+        }
+        if parent:
+            made["parent-snapshot-id"] = parent.id
+        if self.version > 1:
+            made["sequence-number"] = sequence
+        if self.version >= 3:
+            made |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
+        snapshot = Snapshot(
+            snapshot_id, parent.id if parent else None, sequence, self.schema.id, tuple(manifests), made
+        )
+        self.snapshots[snapshot_id] = self.heads[branch] = snapshot
+        if branch == MAIN:
+            self.log.append({"timestamp-ms": made["timestamp-ms"], "snapshot-id": snapshot_id})
+
+    def _write_manifest(self, entries: list[Entry], snapshot_id: int, sequence: int) -> Manifest:
+        rng = self.rng
+        content = int(entries[0].file.content != DATA)
+        spec_id = entries[0].file.spec_id
+        written = []
+        for entry in entries:
+            file = entry.file
+            explicit = entry.snapshot_id
+            if entry.status == ADDED:
+                file.snapshot_id, file.file_sequence = snapshot_id, sequence
+                file.sequence = sequence if entry.sequence is None else entry.sequence
+            if explicit is None and (self.version == 1 or entry.status == DELETED or rng.random() < 0.3):
+                explicit = snapshot_id
+            written.append(Entry(entry.status, explicit, entry.sequence, entry.file_sequence, file))
+        fields, kinds = self.specs[spec_id], self._kinds()
+        style = self.style if rng.random() < 0.8 else Style.draw(rng)
+        data = manifest_bytes(
+            written,
+            version=self.version,
+            content=content,
+            style=style,
+            spec_id=spec_id,
+            fields=fields,
+            kinds=kinds,
+            schema=self.schema.json(),
+        )
+        path = self.folder / "metadata" / f"{snapshot_id}-m{rng.getrandbits(40)}.avro"
+        path.write_bytes(data)
+        files = [entry.file for entry in written]
+        live = [entry.file.sequence for entry in written if entry.status != DELETED]
+        counts = {}
+        for status in (ADDED, EXISTING, DELETED):
+            of_status = [entry.file.record_count for entry in written if entry.status == status]
+            counts[status] = (len(of_status), sum(of_status))
+        summaries = [_summary(rng, part, at, files, kinds) for at, part in enumerate(fields)]
+        return Manifest(
+            path=path.as_uri(),
+            length=len(data),
+            content=content,
+            spec_id=spec_id,
+            sequence=sequence,
+            min_sequence=min(live, default=sequence),
+            snapshot_id=snapshot_id,
+            entries=written,
+            partitions=summaries if style.summaries else None,
+            counts=counts,
+        )
+
+    def _metadata(self) -> dict[str, Any]:
+        specs = [{"spec-id": key, "fields": [part.json() for part in fields]} for key, fields in self.specs.items()]
+        made: dict[str, Any] = {
+            "format-version": self.version,
+            "table-uuid": str(uuid.UUID(int=self.seed)),
+            "location": self.location,
+            "last-updated-ms": NOW_MS + 1000 * len(self.snapshots),
+            "last-column-id": self.maker.last_id,
+            "current-schema-id": self.schema.id,
+            "schemas": [schema.json() for schema in self.schemas.values()],
+            "default-spec-id": self.default_spec,
+            "partition-specs": specs,
+            "last-partition-id": self.last_partition_id,
+            "default-sort-order-id": 0,
+            "sort-orders": [{"order-id": 0, "fields": []}],
+            "properties": {},
+            "current-snapshot-id": self.heads[MAIN].id,
+            "refs": {name: {"snapshot-id": at, "type": kind} for name, (kind, at) in self.refs.items()},
+            "snapshots": [snapshot.json for snapshot in self.snapshots.values()],
+            "snapshot-log": self.log,
+            "metadata-log": [],
+        }
+        if self.version == 1:
+            made |= {"schema": self.schema.json(), "partition-spec": specs[self.default_spec]["fields"]}
+        else:
+            made["last-sequence-number"] = self.sequence
+        if self.version >= 3:
+            made["next-row-id"] = self.next_row_id
+        return made
+
+
+def _summary(
+    rng: random.Random, part: PartitionField, at: int, files: list[ContentFile], kinds: dict[int, str]
+) -> dict[str, Any]:
+    """A manifest list's field summary over all of a manifest's entries."""
+    kind = partitioning.result_kind(part.transform, kinds[part.source])
+    values = [file.partition[at] for file in files]
+    nans = [value for value in values if value != value]
+    known = [value for value in values if value is not None and value == value]
+    ordered = sorted(known, key=lambda value: order(kind, value))
+    return {
+        "contains_null": None in values,
+        "contains_nan": bool(nans) if rng.random() < 0.9 else None,
+        "lower_bound": to_bytes(kind, ordered[0]) if ordered else None,
+        "upper_bound": to_bytes(kind, ordered[-1]) if ordered else None,
+    }

@@ -1,0 +1,462 @@
+"""Random indexes for lakes whose rows are known: definitions, index files of some of the data files, a registry.
+
+Nothing is read from data files, for there are none: columns are made of the known rows, typed as the file's writer or
+a later reader typed them, and handed to the functions by which jobs build index files. So what is judged is all that
+comes after: which file an entry is of, what the registry lists, what a plan makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile as ListedFile
+from seamark.connector.index.files import index_file, keys_of_term
+from seamark.connector.index.merges import merge_index_files
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.files.definitions import PREFIX, IndexDefinition, read_definitions
+from seamark.metaserver.index.files.indexes import Indexes, open_indexes
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.index.keys.keys import Keys
+from seamark.metaserver.index.keys.terms import Term, format_term, resolve_id
+from seamark.metaserver.index.kinds import bitmap, bloom, record
+from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
+from seamark.metaserver.store.port import PointerStore
+from tests.planner.lakes import partitioning
+from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, fixed_length
+from tests.planner.lakes.lake import DataFile, Lake
+from tests.planner.lakes.predicates import maybe_of_both_zeros, predicate_on, random_filter
+from tests.planner.lakes.schemas import Schema as TableSchema
+from tests.planner.lakes.tables import Table
+from tests.store.samples import NS, TABLE, make_entry
+
+CALENDAR = ("year", "month", "day", "hour")
+
+
+def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
+    """A column of an Iceberg type, as a Parquet reader returns it; values are in the form of `kinds.py`."""
+    name = base(kind)
+    if name == "decimal":
+        precision, scale = decimal_parts(kind)
+        numbers = [None if value is None else _decimal(value, scale) for value in values]
+        return pa.array(numbers, pa.decimal128(precision, scale))
+    if name in ("uuid", "fixed"):
+        return pa.array(values, pa.binary(16 if name == "uuid" else fixed_length(kind)))
+    if name == "date":
+        return pa.array(values, pa.int32()).cast(pa.date32())
+    if name in V3_ONLY or name in ("time", "timestamp", "timestamptz"):
+        zone = "UTC" if "tz" in name else None
+        arrow = pa.time64("us") if name == "time" else pa.timestamp("ns" if name in V3_ONLY else "us", zone)
+        return pa.array(values, pa.int64()).cast(arrow)
+    plain = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32()}
+    plain |= {"double": pa.float64(), "string": pa.string(), "binary": pa.binary()}
+    return pa.array(values, plain[name])
+
+
+def _decimal(unscaled: int, scale: int) -> Decimal:
+    digits = tuple(map(int, str(abs(unscaled))))
+    return Decimal((int(unscaled < 0), digits, -scale))
+
+
+def random_terms(rng: random.Random, kind: str) -> list[str]:
+    """Functions that an index may be on, of a column of this type."""
+    name = base(kind)
+    found = ["identity"]
+    if name not in ("boolean", "float", "double"):
+        found.append(f"bucket[{rng.choice([2, 5, 16])}]")
+    if name in ("int", "long", "decimal", "string", "binary"):
+        found.append(f"truncate[{rng.choice([1, 3, 10, 100])}]")
+    if name == "string":
+        found += ["lower", "lower"]
+    if name in ("date", "timestamp", "timestamptz", *V3_ONLY):
+        found += CALENDAR[: 3 if name == "date" else 4]
+    return found
+
+
+def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
+    """Properties that define indexes on columns of any of the table's schemas, as people and the catalog write them."""
+    columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
+    said: dict[str, str] = {}
+    for number in range(rng.choice([1, 3, 5, 8])):
+        kind = rng.choice(list(KINDS))
+        count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
+        chosen = rng.sample(columns, min(count, len(columns)))
+        terms = [(rng.choice(random_terms(rng, one.kind)) if rng.random() < 0.5 else "identity", one) for one in chosen]
+        texts = [format_term(transform, one.name) for transform, one in terms]
+        fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
+        if rng.random() < 0.3 and all(one.id in lake.schema.columns() for one in chosen):
+            options = [] if fpp is None else [f"fpp={fpp}"]
+            said[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
+        else:
+            json_said: dict[str, Any] = {"kind": kind, "columns": texts, "field-ids": [one.id for one in chosen]}
+            said[f"{PREFIX}i{number}"] = json.dumps(json_said if fpp is None else {**json_said, "fpp": fpp})
+    return said
+
+
+def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
+    """A filter on indexed columns, in the names of `schema`, most of it equalities; `predicates.written` makes JSON."""
+    shape = rng.random()
+    if depth < 2 and shape < 0.5:
+        left, right = (pointed_filter(rng, indexed, schema, depth + 1) for _ in range(2))
+        return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
+    if depth < 2 and shape < 0.55:
+        return {"type": "not", "child": pointed_filter(rng, indexed, schema, depth + 1)}
+    columns = schema.columns()
+    usable = [one for one in indexed.definitions if all(term.column_id in columns for term in one.terms)]
+    if not usable:
+        return random_filter(rng, indexed.lake, schema, depth)
+    found = None
+    for term in rng.choice(usable).terms:
+        column = columns[term.column_id]
+        values = indexed.lake.pools[column.id]
+        transforms = ["identity"] * 6 + [partitioning.random_transform(rng, column.kind, values)]
+        defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
+        transform = rng.choice([*transforms, term.transform] if defined else transforms)
+        ops = rng.choice([("eq", "in"), ("eq", "in"), None])
+        one = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
+        found = one if found is None else {"type": "and", "left": found, "right": one}
+    return found
+
+
+def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
+    """The table with these properties, on disk too. All of them define something."""
+    lake.metadata["properties"] = properties
+    path = Path(lake.metadata_location.removeprefix("file://"))
+    path.write_text(json.dumps(lake.metadata), encoding="utf-8")
+    metadata = decode_table(path.read_bytes(), lake.metadata_location)
+    assert not read_definitions(metadata).problems, f"seed {lake.seed}: {read_definitions(metadata).problems}"
+    return metadata
+
+
+def data_files(lake: Lake) -> list[DataFile]:
+    """Of all snapshots, each once."""
+    found = {file.path: file for snapshot in lake.snapshots.values() for file in snapshot.data_files}
+    return list(found.values())
+
+
+def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
+    """The term's keys in one file; None where they are in doubt, so that nothing is indexed."""
+    column = lake.all_columns[term.column_id]
+    if column.id not in file.written:
+        if column.default is not None:
+            return None
+        return keys_of_term(term, pa.chunked_array([pa.nulls(file.record_count)]))
+    written = lake.schemas[file.schema_id].columns()[column.id].kind
+    values = [row[column.id] for row in file.rows]
+    try:
+        return keys_of_term(term, pa.chunked_array([array_of(written if as_written else term.source, values)]))
+    except ValueError:  # a value that the function has no result for
+        return None
+
+
+def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
+    """One data file's part of an index."""
+    if definition.kind == "bloom":
+        return bloom.build(columns[0], definition.parameters["fpp"])
+    return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)
+
+
+def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
+    """The definition as it was when this schema was the table's: of narrower types, maybe, of another id."""
+    older = [one for one in metadata.schemas if one.id <= schema.id]
+    terms = tuple(resolve_id(term.transform, term.column_id, schema, older) for term in definition.terms)
+    return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
+
+
+@dataclass
+class IndexedLake:
+    """A lake that is registered, with index files. `described` are paths of data files by definition id."""
+
+    lake: Lake
+    metadata: TableMetadata
+    name: str
+    store: PointerStore
+    registry: Registry
+    described: dict[str, set[str]] = field(default_factory=dict)
+    written: int = 0
+
+    @property
+    def definitions(self) -> tuple[IndexDefinition, ...]:
+        return read_definitions(self.metadata).enabled
+
+    @property
+    def folder(self) -> Path:
+        return self.lake.folder / "metadata" / "seamark-index"
+
+    async def entry(self) -> Entry:
+        found = await self.store.entry(TABLE, NS, self.name)
+        assert found is not None
+        return found
+
+    async def live(self) -> list[RegisteredIndexFile]:
+        """In the order in which they were written: the names of merged ones are random."""
+        files = await self.store.index_files(self.metadata.table_uuid)
+        return sorted((file for file in files if file.state is IndexFileState.LIVE), key=lambda file: file.created_ms)
+
+    async def add(
+        self, definition: IndexDefinition, files: Iterable[tuple[ListedFile, Any]], *, remove: Sequence[str] = ()
+    ) -> str:
+        """Writes and registers an index file of what was built of these data files."""
+        listed = list(files)
+        self.written += 1
+        path = self.folder / f"{self.written:04d}.puffin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = b"".join(
+            index_file(self.metadata.table_uuid, definition, [one for one, _ in listed], [made for _, made in listed])
+        )
+        path.write_bytes(data)
+        self.described.setdefault(definition.id, set()).update(one.path for one, _ in listed)
+        rows = sum(one.records for one, _ in listed)
+        await self.register(definition, path.as_uri(), len(listed), rows, len(data), remove=remove)
+        return path.as_uri()
+
+    async def register(
+        self,
+        definition: IndexDefinition,
+        location: str,
+        files: int,
+        rows: int,
+        size_bytes: int,
+        *,
+        remove: Sequence[str] = (),
+    ) -> None:
+        one = RegisteredIndexFile(
+            uuid=self.metadata.table_uuid,
+            location=location,
+            definition=definition.id,
+            kind=definition.kind,
+            level=len(remove) and 1,
+            files=files,
+            rows=rows,
+            size_bytes=size_bytes,
+            snapshot_id=None,
+            created_ms=self.written,
+        )
+        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
+
+    async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
+        """Registers one index file in the place of several; theirs may go from storage or stay."""
+        self.written += 1
+        folder = self.folder.as_uri()
+        merged = merge_index_files(locations, folder, Storage())
+        assert merged.location is not None
+        await self.register(definition, merged.location, merged.files, merged.rows, merged.size_bytes, remove=locations)
+
+    def entries(
+        self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
+    ) -> Iterator[tuple[ListedFile, Any]]:
+        """What is built of these files, but for those that cannot be."""
+        for file in files:
+            columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
+            there = [column for column in columns if column is not None]
+            if len(there) == len(columns):
+                yield ListedFile(file.path, file.size, file.record_count), built(definition, there)
+
+
+async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
+    """With definitions, and no index file yet."""
+    metadata = define(lake, properties)
+    name = f"t{lake.seed}"
+    entry = make_entry(name, uuid=metadata.table_uuid, metadata_location=lake.metadata_location)
+    await store.transact([CreateEntry(entry)])
+    return IndexedLake(lake, metadata, name, store, registry)
+
+
+async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
+    """For each definition some index files of some data files, built under some schema of then or since."""
+    for definition in indexed.definitions:
+        files = data_files(indexed.lake)
+        rng.shuffle(files)
+        files = files[: max(1, int(len(files) * rng.choice([0.3, 0.7, 1.0, 1.0])))]
+        parts = rng.choice([1, 1, 2, 4])
+        by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
+        for part in range(parts):
+            mine = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
+            made = await _index_part(rng, indexed, definition, mine)
+            if made is not None:
+                by_id.setdefault(made[0].id, (made[0], []))[1].append(made[1])
+        for then, locations in by_id.values():
+            if len(locations) > 1 and rng.random() < 0.5:
+                chosen = locations[: rng.randint(2, len(locations))]
+                await indexed.merge(then, chosen)
+                if rng.random() < 0.5:
+                    for location in chosen:
+                        Path(location.removeprefix("file://")).unlink()
+
+
+async def _index_part(
+    rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
+) -> tuple[IndexDefinition, str] | None:
+    """The definition as it was then, and where the index file is."""
+    metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
+    ids = {term.column_id for term in definition.terms}
+    known: set[int] = set()
+    choices: list[Schema] = []
+    for schema in sorted(metadata.schemas, key=lambda one: one.id):
+        known |= ids & set(indexed.lake.schemas[schema.id].columns())
+        if known == ids and schema.id >= newest:
+            choices.append(schema)
+    # Readers of the newest schema build most.
+    schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
+    then = as_of(definition, metadata, schema)
+    entries = list(indexed.entries(then, dict.fromkeys(files), as_written=rng.random() < 0.5))
+    entries += _of_other_content(rng, then, entries)
+    rng.shuffle(entries)
+    return (then, await indexed.add(then, entries)) if entries else None
+
+
+def _of_other_content(
+    rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
+) -> list[tuple[ListedFile, Any]]:
+    """Entries of files that lay at the same paths before: another size or row count, and no row in common."""
+    found = []
+    for one, _ in entries:
+        if rng.random() < 0.1:
+            size, records = (one.size_bytes + 1, one.records) if rng.random() < 0.5 else (one.size_bytes, 0)
+            empty = [keys_of_term(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
+            found.append((ListedFile(one.path, size, records), built(definition, empty)))
+    return found
+
+
+def damage(rng: random.Random, location: str) -> str:
+    """Spoils a file; says how."""
+    path = Path(location.removeprefix("file://"))
+    data = bytearray(path.read_bytes())
+    how = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
+    if how == "missing":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(data[: rng.randrange(len(data))])
+    elif how == "of other bytes":
+        path.write_bytes(rng.randbytes(len(data)))
+    else:
+        for _ in range(rng.choice([1, 3, 30])):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+    return how
+
+
+@dataclass(frozen=True)
+class Planning:
+    planner: Planner
+    indexes: Indexes
+    usage: Usage
+
+
+@asynccontextmanager
+async def open_planning(
+    folder: Path,
+    registry: Registry,
+    clock: Clock | None = None,
+    wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
+    **given: Any,
+) -> AsyncIterator[Planning]:
+    """A planner with indexes, which waits for index files as long as it takes. `given` are settings."""
+    settings = Settings(
+        **{
+            "home": folder / "home",
+            "warehouse": folder.as_uri(),
+            "plan_disk_bytes": 0,
+            "index_disk_bytes": 0,
+            "index_wait_s": 60.0,
+            **given,
+        }
+    )
+    clock, usage = clock or SystemClock(), Usage()
+    async with (
+        open_objects(settings, clock) as objects,
+        open_indexes(settings, wrap(objects), registry, clock) as indexes,
+        open_planner(settings, objects, clock, indexes=indexes, usage=usage) as planner,
+    ):
+        yield Planning(planner, indexes, usage)
+
+
+async def create_namespace(store: PointerStore) -> None:
+    await store.transact([CreateNamespace(NS, {})])
+
+
+class IndexedTable:
+    """A `tables.Table` with indexes on `id`. File n holds the even numbers from 10 n to 10 n + 8, each in two rows, so
+    that an index leaves a file out for an odd number, and statistics do not."""
+
+    def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
+        self.table = table
+        self.store = store
+        self.registry = registry
+        self._properties = {PREFIX + name: text for name, text in properties.items()}
+        self.written = 0
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return msgspec.structs.replace(self.table.metadata, properties=self._properties)
+
+    @property
+    def definitions(self) -> dict[str, IndexDefinition]:
+        return dict(read_definitions(self.metadata).by_name)
+
+    async def entry(self) -> Entry:
+        found = await self.store.entry(TABLE, NS, "t")
+        assert found is not None
+        return found
+
+    async def files(self) -> list[RegisteredIndexFile]:
+        return await self.store.index_files(self.metadata.table_uuid)
+
+    async def register(self) -> None:
+        entry = make_entry("t", uuid=self.metadata.table_uuid, metadata_location=self.metadata.location)
+        await self.store.transact([CreateEntry(entry)])
+
+    def columns(self, number: int) -> dict[int, pa.Array]:
+        """Of the data file of this number, by column id."""
+        return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
+
+    async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
+        """Writes and registers an index file of the data files of these numbers; `what` is a definition or its name."""
+        definition = self.definitions[what] if isinstance(what, str) else what
+        entries = []
+        for number in numbers:
+            columns = self.columns(number)
+            keys = [keys_of_term(term, pa.chunked_array([columns[term.column_id]])) for term in definition.terms]
+            file = self.table.file(number, 0)
+            entries.append((ListedFile(file.path, file.size, file.record_count), built(definition, keys)))
+        self.written += 1
+        path = self.table.folder / "metadata" / "seamark-index" / f"{self.written:04d}.puffin"
+        path.parent.mkdir(exist_ok=True)
+        data = b"".join(
+            index_file(self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries])
+        )
+        path.write_bytes(data)
+        one = RegisteredIndexFile(
+            uuid=self.metadata.table_uuid,
+            location=path.as_uri(),
+            definition=definition.id,
+            kind=definition.kind,
+            level=0,
+            files=len(entries),
+            rows=10 * len(entries),
+            size_bytes=len(data),
+            snapshot_id=None,
+            created_ms=self.written,
+        )
+        await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
+        return path

@@ -1,0 +1,240 @@
+"""Our planner run on drawn cases, and judged by the rows, by the specification's rules for deletes, and by Java.
+
+For each case, of whatever lake, snapshot, names and filter:
+
+- every file with a row that matches, whether zeros are equal or not, is in the plan, and nothing but live files is;
+- the plan holds no file that Java's planner leaves out, but for those with such a row;
+- of a planned file, every delete file that removes a matching row is named, none is that the specification does not
+  apply to the file, and none that Java, planning without a filter, leaves out;
+- the residual and the filter give the same answer on every row of the file, for every client (a filter that names an
+  infinity, which JSON cannot, is answered as Spark means it);
+- the JSON that a client would get says the same as the plan.
+
+Java is no judge where it is known to be wrong (`predicates.is_judged_otherwise_by_java`), where it refuses the filter,
+and where clients disagree about zeros, or about NaN as a partition's value (the greatest number to Spark). Delete files
+are compared with those it names without a filter, since ours depend on no filter: one plan of the deletes serves all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import NotAcceptable
+from seamark.metaserver.iceberg.expressions.expression import FALSE
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.expressions.residuals import nameable
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Entry
+from tests.planner.lakes.cases import Case, cases
+from tests.planner.lakes.kinds import LONG_MIN
+from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
+from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, is_judged_otherwise_by_java, transformed_in
+from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
+
+LAKES_AT_ONCE = 20
+CLIENTS = (IEEE, ORDERED, SPARKS)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One file of our plan: names of its delete files, and the residual's JSON, None where it is left out."""
+
+    deletes: list[str]
+    residual: Any
+
+
+async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
+    """Tasks by file path. With the table's `entry` its indexes are used."""
+    location = case.lake.metadata_location
+    metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
+    request = ScanRequest(
+        filter=parse_expression(case.filter),
+        snapshot_id=case.snapshot_id,
+        case_sensitive=case.case_sensitive,
+        use_snapshot_schema=case.names_of_snapshot,
+    )
+    scan = await planner.scan(metadata, request, entry)
+    plan, told = {}, {}
+    for row in scan.rows.tolist():
+        block, local = scan.view.locate(row)
+        path = block.text("file_path", local)
+        assert path is not None
+        assert path not in plan, f"{path} twice\n{case}"
+        deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
+        residual = scan.residual(row)
+        if residual == FALSE:
+            continue  # which is not answered
+        plan[path] = Task(deletes, expression_json(residual))
+        # A residual that cannot be bound by name is left out: the client takes the filter (REST spec, `FileScanTask`).
+        is_named = nameable(residual, metadata.current_schema) == residual
+        told[path] = Task(deletes, expression_json(residual) if is_named else None)
+    try:
+        answered = _answered(scan)
+    except NotAcceptable:
+        assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
+        return plan
+    assert answered == told, f"the JSON is not the plan\n{case}"
+    return plan
+
+
+def _delete_name(block: Block, row: int) -> str:
+    path, offset = block.text("file_path", row), block.long("content_offset", row)
+    assert path is not None
+    return path if offset is None else f"{path}#{offset}"
+
+
+def _answered(scan: Scan) -> dict[str, Task]:
+    """The plan read back out of its JSON. NotAcceptable where JSON cannot say it."""
+    answer = ScanTaskWriter(scan)
+    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.rows)) + b"]")
+    deletes = []
+    for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):
+        offset = delete.get("content-offset")
+        deletes.append(delete["file-path"] if offset is None else f"{delete['file-path']}#{offset}")
+    return {
+        task["data-file"]["file-path"]: Task(
+            [deletes[at] for at in task.get("delete-file-references", ())], task.get("residual-filter")
+        )
+        for task in tasks
+    }
+
+
+def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned) -> Counter[str]:
+    """Counts of what was seen; AssertionError with the seed where a rule is broken. `java` and `unfiltered` are Java's
+    plans with the case's filter, and without one."""
+    seen: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
+    live = {file.path: file for file in case.snapshot.data_files}
+    assert set(ours) <= set(live), f"files that are not live: {set(ours) - set(live)}\n{case}"
+    trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
+    for path, file in live.items():
+        equal, ordered, sparks = (case.matching(file, case.filter, meaning) for meaning in CLIENTS)
+        wanted = [one or other for one, other in zip(equal, ordered, strict=True)]
+        if path not in ours:
+            assert not any(wanted), f"{_shown(file)} holds a match and is not planned\n{case}"
+            seen["dropped"] += 1
+            continue
+        seen["kept"] += 1
+        seen["kept with a match"] += any(wanted)
+        excused = (
+            case.compares_zero
+            or _has_nan(file)
+            or _is_bounded_by_the_least_long(file)
+            or _may_be_misrounded(case, file)
+        )
+        if trusted and path not in java.tasks and not excused and not any(wanted):
+            raise AssertionError(f"{_shown(file)} is planned, and Java leaves it out\n{case}")
+        judge_deletes(case, file, ours[path], wanted, unfiltered, seen)
+        for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
+            left = case.matching(file, ours[path].residual, meaning)
+            assert left == meant or (case.names_infinity and left == sparks), (
+                f"residual {ours[path].residual} of {_shown(file)} for {meaning}\n{case}"
+            )
+    return seen
+
+
+def judge_deletes(
+    case: Case, file: DataFile, task: Task, wanted: list[bool], java: Planned, seen: Counter[str]
+) -> None:
+    """`java` is Java's plan of the snapshot without a filter."""
+    lake = case.lake
+    applicable = {delete.name: delete for delete in lake.applicable(case.snapshot, file)}
+    named = set(task.deletes)
+    assert len(named) == len(task.deletes), f"a delete file twice for {_shown(file)}\n{case}"
+    assert named <= set(applicable), f"{named - set(applicable)} do not apply to {_shown(file)}\n{case}"
+    needed = {name for name, delete in applicable.items() if _removes(case, delete, file, wanted)}
+    assert needed <= named, f"{needed - named} remove rows of {_shown(file)}\n{case}"
+    seen["deletes needed"] += len(needed)
+    seen["deletes named"] += len(named)
+    if java.error or _is_bounded_by_the_least_long(file):
+        return
+    if not any(_beyond_java(case, delete) for delete in applicable.values()):
+        asked = java.tasks[file.path].deletes
+        assert named <= asked, f"Java does not ask for {named - asked} on {_shown(file)}\n{case}"
+
+
+def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
+    """Whether a delete file removes a row that the filter lets through."""
+    return any(wanted[position] for position in case.lake.removed(delete, file) if position < len(wanted))
+
+
+def _has_nan(file: DataFile) -> bool:
+    return any(value != value for value in file.partition)
+
+
+def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
+    """Our columns say "no bound" by that value, which costs a file in 2**64 and loses none."""
+    least = LONG_MIN.to_bytes(8, "little", signed=True)
+    return any(least in (column.lower, column.upper) for column in file.metrics.values())
+
+
+def _may_be_misrounded(case: Case, file: DataFile) -> bool:
+    """Java up to 0.10 wrote times before 1970 one too high. Its readers forget that for predicates on the transform."""
+    named = {case.names[name].id for name in transformed_in(case.filter)}
+    parts = zip(case.lake.specs[file.spec_id], file.partition, strict=True)
+    return any(
+        part.source in named and part.transform in ("year", "month", "day", "hour") and value is not None and value <= 0
+        for part, value in parts
+    )
+
+
+def _beyond_java(case: Case, delete: DeleteFile) -> bool:
+    """Whether Java may leave out an equality delete file that we cannot, or must not.
+
+    It compares bounds of uuids in an order of its own; it has statistics of columns that were dropped, which a manifest
+    written since has too, but not in its schema; it takes a required column of an optional struct to hold no null; and
+    it knows the one bound that we do not.
+    """
+    columns, current = case.lake.all_columns, case.lake.schema.columns()
+    return _is_bounded_by_the_least_long(delete) or any(
+        columns[key].kind == "uuid"
+        or key not in current
+        or (current[key].required and any(not current[parent].required for parent in current[key].parents))
+        for key in delete.equality_ids or ()
+    )
+
+
+def _shown(file: DataFile) -> str:
+    return f"{file.path} (spec {file.spec_id}, {file.partition}, sequence {file.sequence}, {file.metrics}, {file.rows})"
+
+
+async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+    """Judges `per_lake` cases on the lake of each seed; returns what was seen."""
+    seen: Counter[str] = Counter()
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
+    clock = SystemClock()
+    async with open_objects(settings, clock) as objects, open_planner(settings, objects, clock) as planner:
+        for start in range(0, len(seeds), LAKES_AT_ONCE):
+            chunk = seeds[start : start + LAKES_AT_ONCE]
+            drawn = [case for seed in chunk for case in cases(seed, folder, per_lake)]
+            judging = asyncio.create_task(asyncio.to_thread(javas_plans, java, drawn))
+            ours = [await our_plan(planner, case) for case in drawn]
+            for case, plan, (filtered, unfiltered) in zip(drawn, ours, await judging, strict=True):
+                seen += judge(case, plan, filtered, unfiltered)
+            for seed in chunk:
+                shutil.rmtree(folder / str(seed))
+    return seen
+
+
+def javas_plans(java: JavaPlanner, drawn: Sequence[Case]) -> list[tuple[Planned, Planned]]:
+    """Java's plan of each case, with its filter and without one; cases of one snapshot share the latter."""
+    requests: dict[PlanRequest, None] = {}
+    for case in drawn:
+        requests[case.java_request()] = None
+        requests[case.unfiltered_request()] = None
+    answers = dict(zip(requests, java.plan(list(requests)), strict=True))
+    return [(answers[case.java_request()], answers[case.unfiltered_request()]) for case in drawn]

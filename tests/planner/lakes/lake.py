@@ -1,0 +1,164 @@
+"""A table whose every row is known: what lies on disk as metadata, kept beside the rows it tells of.
+
+The rules of reading are written here from the specification alone (sections "Scan Planning", "Column Projection" and
+"Default values"), so that planners can be judged by them. `history.py` makes such tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tests.planner.lakes.manifests import DELETED, Manifest, PartitionField
+from tests.planner.lakes.metrics import ColumnMetrics
+from tests.planner.lakes.schemas import Column, Schema
+
+Row = dict[int, Any]
+"""Values by column id; a struct's own id holds True where it is present and None where it is null."""
+
+DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
+PATH_ID, POSITION_ID = 2147483546, 2147483545
+
+
+@dataclass(eq=False)
+class ContentFile:
+    """What data files and delete files have in common: the columns of a manifest entry."""
+
+    path: str
+    content: int
+    format: str
+    spec_id: int
+    partition: tuple[Any, ...]
+    record_count: int
+    size: int
+    metrics: dict[int, ColumnMetrics]
+    split_offsets: list[int] | None = None
+    equality_ids: list[int] | None = None
+    referenced: str | None = None
+    content_offset: int | None = None
+    content_size: int | None = None
+    snapshot_id: int = 0
+    sequence: int = 0
+    file_sequence: int = 0
+
+    @property
+    def partition_key(self) -> tuple[object, ...]:
+        """The spec and tuple, comparable: NaN is itself, and the zeros are two."""
+        return (self.spec_id, *(repr(value) for value in self.partition))
+
+
+@dataclass(eq=False)
+class DataFile(ContentFile):
+    """`rows` hold what was written, by the schema `schema_id`; columns added later are not in `written`."""
+
+    rows: list[Row] = field(default_factory=list)
+    written: frozenset[int] = frozenset()
+    schema_id: int = 0
+    first_row_id: int | None = None
+
+
+@dataclass(eq=False)
+class DeleteFile(ContentFile):
+    """Its contents: positions of data files, or tuples of the columns `equality_ids`."""
+
+    positions: frozenset[tuple[str, int]] = frozenset()
+    keys: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its path, and for a deletion vector, of which several share a file, the offset too."""
+        return self.path if self.content_offset is None else f"{self.path}#{self.content_offset}"
+
+    @property
+    def is_vector(self) -> bool:
+        return self.content_offset is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    id: int
+    parent: int | None
+    sequence: int
+    schema_id: int
+    manifests: tuple[Manifest, ...]
+    json: dict[str, Any]
+
+    @cached_property
+    def data_files(self) -> list[DataFile]:
+        """Live data files, in manifest order."""
+        return [file for file in self._live() if isinstance(file, DataFile)]
+
+    @cached_property
+    def delete_files(self) -> list[DeleteFile]:
+        return [file for file in self._live() if isinstance(file, DeleteFile)]
+
+    def _live(self) -> list[ContentFile]:
+        return [entry.file for manifest in self.manifests for entry in manifest.entries if entry.status != DELETED]
+
+
+@dataclass(frozen=True)
+class Lake:
+    """One table: its metadata file, and all that the oracles know of it."""
+
+    seed: int
+    folder: Path
+    version: int
+    metadata_location: str
+    metadata: dict[str, Any]
+    schemas: dict[int, Schema]
+    schema: Schema
+    specs: dict[int, tuple[PartitionField, ...]]
+    snapshots: dict[int, Snapshot]
+    current: Snapshot
+    refs: dict[str, tuple[str, int]]
+    pools: dict[int, list[Any]]
+
+    @cached_property
+    def all_columns(self) -> dict[int, Column]:
+        """Every column of any schema by id, as its newest schema has it."""
+        made: dict[int, Column] = {}
+        for schema in sorted(self.schemas.values(), key=lambda schema: schema.id):
+            made |= schema.columns()
+        return made
+
+    def rows(self, file: DataFile) -> list[Row]:
+        """The file's rows with every column of the table: what was not written has its default, or is null."""
+        return [self._completed(row, file.written) for row in file.rows]
+
+    def _completed(self, row: Row, written: frozenset[int]) -> Row:
+        made = dict(row)
+        for column in sorted(self.all_columns.values(), key=lambda column: len(column.parents)):
+            if column.id not in written:
+                absent = any(made.get(parent) is None for parent in column.parents)
+                made[column.id] = None if absent else column.default
+        return made
+
+    def applicable(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
+        """Delete files that must be applied to a data file, by the specification's three rules."""
+        deletes = snapshot.delete_files
+        positional = [one for one in deletes if one.content == POSITION_DELETES and self._positions_apply(one, file)]
+        vectors = [one for one in positional if one.is_vector]
+        equality = [one for one in deletes if one.content == EQUALITY_DELETES and self._equality_applies(one, file)]
+        return (vectors or positional) + equality
+
+    @staticmethod
+    def _positions_apply(delete: DeleteFile, file: DataFile) -> bool:
+        return (
+            delete.referenced in (None, file.path)
+            and file.sequence <= delete.sequence
+            and file.partition_key == delete.partition_key
+        )
+
+    def _equality_applies(self, delete: DeleteFile, file: DataFile) -> bool:
+        unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
+        return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
+
+    def removed(self, delete: DeleteFile, file: DataFile) -> set[int]:
+        """Positions of the file's rows that this delete file, where it applies, removes."""
+        if delete.content == POSITION_DELETES:
+            return {position for path, position in delete.positions if path == file.path}
+        ids = delete.equality_ids or []
+        keys = set(delete.keys)
+        return {at for at, row in enumerate(self.rows(file)) if tuple(row[column] for column in ids) in keys}

@@ -1,0 +1,127 @@
+"""Literals of filters in the JSON of each client, and what each form means, for the oracles.
+
+Forms: `java` is what Iceberg Java's expressions write (raw numbers), `pyiceberg` what PyIceberg sends (ISO, timestamps
+without an offset), `spec` the specification's single-value JSON (ISO, zoned timestamps with +00:00).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from datetime import date, timedelta
+from fractions import Fraction
+from typing import Any
+
+from tests.planner.lakes.kinds import (
+    BYTES,
+    DAY_US,
+    FLOATS,
+    TEMPORAL_LONGS,
+    V3_ONLY,
+    base,
+    decimal_parts,
+    decimal_text,
+    to_float32,
+)
+
+FORMS = ("java", "pyiceberg", "spec")
+EPOCH = date(1970, 1, 1)
+MIN_DAY, MAX_DAY = (date(1, 1, 1) - EPOCH).days, (date(9999, 12, 31) - EPOCH).days
+
+
+def render(kind: str, value: Any, form: str) -> Any:
+    """The JSON of a value. A fraction, which no value of a whole type equals, is a number with a point."""
+    name = base(kind)
+    if isinstance(value, Fraction):
+        return _fraction(kind, value)
+    if name == "decimal":
+        return decimal_text(kind, value)
+    if name in FLOATS and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if name == "uuid":
+        return str(uuid.UUID(bytes=value))
+    if name in BYTES:
+        return value.hex() if form == "java" else value.hex().upper()
+    if name == "time" and form != "java":
+        return _clock(value * 1000)
+    if name == "date" and form != "java" and MIN_DAY <= value <= MAX_DAY:
+        return (EPOCH + timedelta(value)).isoformat()
+    if "timestamp" in name:
+        return _timestamp(kind, value, form)
+    return value
+
+
+def _fraction(kind: str, value: Fraction) -> Any:
+    if base(kind) != "decimal":
+        return float(value)
+    scale = decimal_parts(kind)[1] + 3  # values come in thousandths of the last digit
+    return decimal_text(f"decimal(38, {scale})", int(value * 1000))
+
+
+def _timestamp(kind: str, value: int, form: str) -> Any:
+    nanos = value if kind in V3_ONLY else value * 1000
+    days, rest = divmod(nanos, DAY_US * 1000)
+    whole_micros = kind not in V3_ONLY or value % 1000 == 0
+    if not MIN_DAY <= days <= MAX_DAY or (form == "java" and whole_micros):
+        # an integer is microseconds for nanosecond columns too, as Java's LongLiteral has it
+        return value // 1000 if kind in V3_ONLY else value
+    text = f"{(EPOCH + timedelta(days)).isoformat()}T{_clock(rest)}"
+    return text + "+00:00" if "tz" in kind and form != "pyiceberg" else text
+
+
+def _clock(nanos: int) -> str:
+    seconds, fraction = divmod(nanos, 1_000_000_000)
+    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    digits = f"{fraction:09d}"
+    return text if not fraction else f"{text}.{digits[:6] if digits.endswith('000') else digits}"
+
+
+def parse(kind: str, json: Any) -> Any:
+    """The value that a client means; a `Fraction` where it is none of the type's values. Floats are rounded."""
+    name = base(kind)
+    if name == "boolean":
+        return json == "true" if isinstance(json, str) else json
+    if name in FLOATS:
+        number = math.inf * (-1 if json.startswith("-") else 1) if str(json).endswith("Infinity") else float(json)
+        return to_float32(number) if kind == "float" else number
+    if name == "decimal":
+        unscaled = Fraction(str(json)) * 10 ** decimal_parts(kind)[1]
+        return int(unscaled) if unscaled.denominator == 1 else unscaled
+    if name in ("int", "long"):
+        whole = Fraction(json)
+        return int(whole) if whole.denominator == 1 else whole
+    if name == "uuid":
+        return uuid.UUID(json).bytes
+    if name in BYTES:
+        return bytes.fromhex(json)
+    if name == "date":
+        return json if isinstance(json, int) else _days(json)
+    if name in TEMPORAL_LONGS:
+        return _parse_clocked(kind, json)
+    return json
+
+
+def _parse_clocked(kind: str, json: Any) -> int:
+    if isinstance(json, int):
+        return json * 1000 if kind in V3_ONLY else json
+    if kind == "time":
+        return _parse_clock(json) // 1000
+    day, clock = json.split("T")
+    nanos = _days(day) * DAY_US * 1000 + _parse_clock(re.sub(r"(\+00:00|Z)$", "", clock))
+    return nanos if kind in V3_ONLY else nanos // 1000
+
+
+def _days(text: str) -> int:
+    """Days of an ISO date, of years that `datetime.date` cannot hold too (the calendar repeats every 400 years)."""
+    found = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
+    if found is None:
+        raise ValueError(f"no ISO date: {text!r}")
+    cycles, year = divmod(int(found[1]) - 1970, 400)
+    return (date(1970 + year, int(found[2]), int(found[3])) - EPOCH).days + cycles * 146_097
+
+
+def _parse_clock(text: str) -> int:
+    hour, minute, *rest = text.split(":")
+    second, _, fraction = (rest[0] if rest else "0").partition(".")
+    return (int(hour) * 3600 + int(minute) * 60 + int(second)) * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)

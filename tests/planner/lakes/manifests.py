@@ -1,0 +1,289 @@
+"""Manifests and manifest lists written with fastavro by schemas made by hand, as several writers would.
+
+Fields follow the specification's tables ("Manifests", "Manifest Lists"): names are the reference's, ids are what
+readers go by. Styles differ in the order of fields, in which optional fields exist, in codec and in header keys.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import fastavro
+
+from tests.planner.lakes.kinds import avro_type, avro_value
+from tests.planner.lakes.metrics import ColumnMetrics
+from tests.planner.lakes.partitioning import result_kind
+
+ADDED, EXISTING, DELETED = 1, 0, 2
+
+
+@dataclass(frozen=True)
+class PartitionField:
+    """One field of a partition spec; `kind` is its source's type when the spec was made."""
+
+    id: int
+    name: str
+    source: int
+    transform: str
+
+    def json(self) -> dict[str, Any]:
+        return {"source-id": self.source, "field-id": self.id, "name": self.name, "transform": self.transform}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one writer writes: a choice for a whole table or for one file of it."""
+
+    shuffled: bool
+    sparse: bool
+    codec: str
+    old_names: bool
+    summaries: bool
+    seed: int
+
+    @staticmethod
+    def draw(rng: random.Random) -> Style:
+        return Style(
+            shuffled=rng.random() < 0.25,
+            sparse=rng.random() < 0.3,
+            codec=rng.choice(["deflate", "deflate", "null"]),
+            old_names=rng.random() < 0.3,
+            summaries=rng.random() < 0.9,
+            seed=rng.getrandbits(32),
+        )
+
+
+@dataclass
+class Entry:
+    """One manifest entry. Nulls in the sequence numbers and the snapshot id are inherited by readers."""
+
+    status: int
+    snapshot_id: int | None
+    sequence: int | None
+    file_sequence: int | None
+    file: Any
+
+
+@dataclass
+class Manifest:
+    """A written manifest, with what a manifest list says of it."""
+
+    path: str
+    length: int
+    content: int
+    spec_id: int
+    sequence: int
+    min_sequence: int
+    snapshot_id: int
+    entries: list[Entry]
+    partitions: list[dict[str, Any]] | None
+    first_row_id: int | None = None
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def _field(name: str, field_id: int, kind: Any, *, optional: bool = False) -> dict[str, Any]:
+    if optional:
+        return {"name": name, "type": ["null", kind], "default": None, "field-id": field_id}
+    return {"name": name, "type": kind, "field-id": field_id}
+
+
+def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
+    fields = [_field("key", key_id, "int"), _field("value", value_id, value)]
+    pair = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": fields}
+    return {"type": "array", "items": pair, "logicalType": "map"}
+
+
+def _list(element_id: int, kind: str) -> dict[str, Any]:
+    return {"type": "array", "items": kind, "element-id": element_id}
+
+
+def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool) -> dict[str, Any]:
+    """Avro record of a spec's tuples; `kinds` are the source types by source id."""
+    made = []
+    for part in fields:
+        kind = avro_type(result_kind(part.transform, kinds[part.source]), f"p{part.id}")
+        if plain_days and part.transform == "day":
+            kind = "int"
+        made.append(_field(f"p{part.id}", part.id, kind, optional=True) | {"iceberg-field-name": part.name})
+    return {"type": "record", "name": "r102", "fields": made}
+
+
+def entry_schema(version: int, style: Style, content: int, partition: dict[str, Any]) -> dict[str, Any]:
+    data = [
+        _field("file_path", 100, "string"),
+        _field("file_format", 101, "string"),
+        _field("partition", 102, partition),
+        _field("record_count", 103, "long"),
+        _field("file_size_in_bytes", 104, "long"),
+    ]
+    if version == 1:
+        data.append(_field("block_size_in_bytes", 105, "long"))
+    else:
+        data.insert(0, _field("content", 134, "int"))
+    maps = [
+        _field("column_sizes", 108, _map(117, 118, "long"), optional=True),
+        _field("value_counts", 109, _map(119, 120, "long"), optional=True),
+        _field("null_value_counts", 110, _map(121, 122, "long"), optional=True),
+        _field("nan_value_counts", 137, _map(138, 139, "long"), optional=True),
+        _field("lower_bounds", 125, _map(126, 127, "bytes"), optional=True),
+        _field("upper_bounds", 128, _map(129, 130, "bytes"), optional=True),
+    ]
+    rest = [
+        _field("key_metadata", 131, "bytes", optional=True),
+        _field("split_offsets", 132, _list(133, "long"), optional=True),
+        _field("sort_order_id", 140, "int", optional=True),
+    ]
+    if style.sparse:
+        rest = rest[1:2]
+    if version >= 2 and (content == 1 or not style.sparse):
+        rest.append(_field("equality_ids", 135, _list(136, "int"), optional=True))
+        rest.append(_field("referenced_data_file", 143, "string", optional=True))
+    if version >= 3:
+        rest.append(_field("first_row_id", 142, "long", optional=True))
+        rest.append(_field("content_offset", 144, "long", optional=True))
+        rest.append(_field("content_size_in_bytes", 145, "long", optional=True))
+    data += maps + rest
+    entry = [_field("status", 0, "int"), _field("snapshot_id", 1, "long", optional=version > 1)]
+    if version > 1:
+        entry.append(_field("sequence_number", 3, "long", optional=True))
+        entry.append(_field("file_sequence_number", 4, "long", optional=True))
+    if style.shuffled:
+        random.Random(style.seed).shuffle(data)
+    entry.append(_field("data_file", 2, {"type": "record", "name": "r2", "fields": data}))
+    return {"type": "record", "name": "manifest_entry", "fields": entry}
+
+
+def _by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, Any]] | None:
+    pairs = [{"key": key, "value": getattr(of, name)} for key, of in metrics.items() if getattr(of, name) is not None]
+    return pairs or None
+
+
+def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[int, str]) -> dict[str, Any]:
+    """An entry as fastavro takes it; fields that the schema lacks are left out by it."""
+    file = entry.file
+    metrics = file.metrics
+    tuple_kinds = [result_kind(part.transform, kinds[part.source]) for part in fields]
+    values = zip(fields, tuple_kinds, file.partition, strict=True)
+    return {
+        "status": entry.status,
+        "snapshot_id": entry.snapshot_id,
+        "sequence_number": entry.sequence,
+        "file_sequence_number": entry.file_sequence,
+        "data_file": {
+            "content": file.content,
+            "file_path": file.path,
+            "file_format": file.format,
+            "partition": {f"p{part.id}": avro_value(kind, value) for part, kind, value in values},
+            "record_count": file.record_count,
+            "file_size_in_bytes": file.size,
+            "block_size_in_bytes": 67_108_864,
+            "column_sizes": [{"key": key, "value": 40 + key} for key in metrics] or None,
+            "value_counts": _by_column(metrics, "values"),
+            "null_value_counts": _by_column(metrics, "nulls"),
+            "nan_value_counts": _by_column(metrics, "nans"),
+            "lower_bounds": _by_column(metrics, "lower"),
+            "upper_bounds": _by_column(metrics, "upper"),
+            "key_metadata": None,
+            "split_offsets": file.split_offsets,
+            "equality_ids": file.equality_ids,
+            "sort_order_id": 0 if file.content == 0 else None,
+            "referenced_data_file": file.referenced,
+            "content_offset": file.content_offset,
+            "content_size_in_bytes": file.content_size,
+            "first_row_id": getattr(file, "first_row_id", None),
+        },
+    }
+
+
+def manifest_bytes(
+    entries: list[Entry],
+    *,
+    version: int,
+    content: int,
+    style: Style,
+    spec_id: int,
+    fields: tuple[PartitionField, ...],
+    kinds: dict[int, str],
+    schema: dict[str, Any],
+) -> bytes:
+    """One manifest file."""
+    header = {
+        "schema": json.dumps(schema),
+        "partition-spec": json.dumps([part.json() for part in fields]),
+        "partition-spec-id": str(spec_id),
+        "format-version": str(version),
+    }
+    if version > 1:
+        header["content"] = "deletes" if content else "data"
+    if not style.sparse:
+        header["schema-id"] = str(schema["schema-id"])
+    record = partition_record(fields, kinds, plain_days=style.sparse)
+    made = fastavro.parse_schema(entry_schema(version, style, content, record))
+    out = BytesIO()
+    records = [entry_record(entry, fields, kinds) for entry in entries]
+    fastavro.writer(out, made, records, codec=style.codec, metadata=header, sync_interval=2000)
+    return out.getvalue()
+
+
+def list_schema(version: int, style: Style) -> dict[str, Any]:
+    summary = [
+        _field("contains_null", 509, "boolean"),
+        _field("contains_nan", 518, "boolean", optional=True),
+        _field("lower_bound", 510, "bytes", optional=True),
+        _field("upper_bound", 511, "bytes", optional=True),
+    ]
+    middle = "_data_files_count" if style.old_names else "_files_count"
+    fields = [
+        _field("manifest_path", 500, "string"),
+        _field("manifest_length", 501, "long"),
+        _field("partition_spec_id", 502, "int"),
+    ]
+    if version > 1:
+        fields += [_field("content", 517, "int"), _field("sequence_number", 515, "long")]
+        fields += [_field("min_sequence_number", 516, "long")]
+    fields.append(_field("added_snapshot_id", 503, "long"))
+    counted = [("added", 504, 512), ("existing", 505, 513), ("deleted", 506, 514)]
+    fields += [_field(name + middle, files, "int", optional=version == 1) for name, files, _ in counted]
+    fields += [_field(f"{name}_rows_count", rows, "long", optional=version == 1) for name, _, rows in counted]
+    items = {"type": "record", "name": "r508", "fields": summary}
+    partitions = {"type": "array", "items": items, "element-id": 508}
+    fields.append(_field("partitions", 507, partitions, optional=True))
+    if not style.sparse:
+        fields.append(_field("key_metadata", 519, "bytes", optional=True))
+    if version >= 3:
+        fields.append(_field("first_row_id", 520, "long", optional=True))
+    if style.shuffled:
+        random.Random(style.seed).shuffle(fields)
+    return {"type": "record", "name": "manifest_file", "fields": fields}
+
+
+def list_bytes(
+    manifests: list[tuple[Manifest, int | None]], *, version: int, style: Style, header: dict[str, str]
+) -> bytes:
+    """One manifest list, of manifests with their first row ids."""
+    middle = "_data_files_count" if style.old_names else "_files_count"
+    records = []
+    for manifest, first_row_id in manifests:
+        record: dict[str, Any] = {
+            "manifest_path": manifest.path,
+            "manifest_length": manifest.length,
+            "partition_spec_id": manifest.spec_id,
+            "content": manifest.content,
+            "sequence_number": manifest.sequence,
+            "min_sequence_number": manifest.min_sequence,
+            "added_snapshot_id": manifest.snapshot_id,
+            "partitions": manifest.partitions,
+            "first_row_id": first_row_id,
+        }
+        for name, status in (("added", ADDED), ("existing", EXISTING), ("deleted", DELETED)):
+            files, rows = manifest.counts[status]
+            record |= {name + middle: files, f"{name}_rows_count": rows}
+        records.append(record)
+    out = BytesIO()
+    made = fastavro.parse_schema(list_schema(version, style))
+    fastavro.writer(out, made, records, codec=style.codec, metadata=header)
+    return out.getvalue()

@@ -1,0 +1,74 @@
+"""Column metrics as real writers make them: full or truncated bounds, counts only, or nothing at all."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.planner.lakes.kinds import FLOATS, base, javas_uuid_order, order, to_bytes
+
+
+@dataclass(frozen=True)
+class ColumnMetrics:
+    """What a manifest entry tells of one column; None where the writer kept silent."""
+
+    values: int | None = None
+    nulls: int | None = None
+    nans: int | None = None
+    lower: bytes | None = None
+    upper: bytes | None = None
+
+
+def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> ColumnMetrics:
+    """Metrics of one column over a file's rows, in a random one of the writers' modes. NaN is never in bounds."""
+    mode = rng.choices(["full", "truncate", "counts", "none"], [60, 25, 8, 7])[0]
+    if mode == "none":
+        return ColumnMetrics()
+    present = [value for value in values if value is not None]
+    nans = [value for value in present if isinstance(value, float) and math.isnan(value)]
+    counted = ColumnMetrics(
+        values=None if rng.random() < 0.05 else len(values),
+        nulls=None if rng.random() < 0.05 else len(values) - len(present),
+        nans=None if kind not in FLOATS or rng.random() < 0.15 else len(nans),
+    )
+    ordered = sorted(
+        (value for value in present if not (isinstance(value, float) and math.isnan(value))),
+        key=lambda value: order(kind, value),
+    )
+    if mode == "counts" or not ordered:
+        return counted
+    least, greatest = ordered[0], ordered[-1]
+    if kind in FLOATS and rng.random() < 0.5:  # writers that do not tell the zeros apart
+        least, greatest = (-0.0 if least == 0 else least), (0.0 if greatest == 0 else greatest)
+    if kind == "uuid" and rng.random() < 0.5:
+        least, greatest = min(ordered, key=javas_uuid_order), max(ordered, key=javas_uuid_order)
+    lower: bytes | None = to_bytes(kind, least)
+    upper: bytes | None = to_bytes(kind, greatest)
+    if mode == "truncate" and base(kind) in ("string", "binary", "fixed"):
+        length = rng.choice([1, 4, 16, 16, 16])
+        lower, upper = to_bytes(kind, least[:length]), truncated_upper(greatest, length)
+    silent = rng.random()
+    return ColumnMetrics(
+        counted.values,
+        counted.nulls,
+        counted.nans,
+        None if silent < 0.03 else lower,
+        None if silent > 0.97 else upper,
+    )
+
+
+def truncated_upper(value: str | bytes, length: int) -> bytes | None:
+    """The least bound of `length` characters (or bytes) that is not below `value`; None when there is none."""
+    if len(value) <= length:
+        return value.encode() if isinstance(value, str) else value
+    if isinstance(value, bytes):
+        head = value[:length].rstrip(b"\xff")
+        return head[:-1] + bytes([head[-1] + 1]) if head else None
+    text = value[:length].rstrip("\U0010ffff")
+    if not text:
+        return None
+    after = ord(text[-1]) + 1
+    return (text[:-1] + chr(0xE000 if after == 0xD800 else after)).encode()

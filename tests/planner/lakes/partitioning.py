@@ -1,0 +1,99 @@
+"""Partition transforms from the specification's text ("Partition Transforms" and appendix B), for the oracles."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+import mmh3
+import numpy as np
+
+from tests.planner.lakes.kinds import DAY_US, V3_ONLY, base, limits
+
+HOUR_US = 3_600_000_000
+TRUNCATED = ("int", "long", "decimal", "string", "binary")
+TIMES = ("timestamp", "timestamptz", *V3_ONLY)
+
+
+def width_of(transform: str) -> int:
+    """The N of bucket[N] or truncate[N]."""
+    return int(transform[transform.index("[") + 1 : -1])
+
+
+def result_kind(transform: str, kind: str) -> str:
+    """Type of the transform's values."""
+    name = base(transform)
+    if name in ("identity", "truncate", "void"):
+        return kind
+    return "date" if name == "day" else "int"
+
+
+def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: bool = False) -> str:
+    """A transform that the spec allows on `kind` and that is defined on all of `values`."""
+    name = base(kind)
+    # Java writes fixed partition values that it cannot read again (InternalReader), so nobody has many of them
+    choices = ["identity", "identity"] if name != "fixed" or rng.random() < 0.1 else ["bucket[8]"]
+    if name not in ("boolean", "float", "double"):
+        choices += [f"bucket[{rng.choice([1, 2, 4, 16])}]"] * 2
+    if name in TRUNCATED:
+        width = rng.choice([2, 3, 10] if name == "decimal" else [1, 2, 5, 10, 100])
+        least = limits(kind)[0] if name in ("int", "long") else None
+        # below this the result leaves the type's range, and writers disagree on what happens
+        if least is None or all(value >= least + width for value in values):
+            choices += [f"truncate[{width}]"] * 2
+    if name in ("date", *TIMES):
+        choices += ["year", "month", "day"] * 2
+    if name in TIMES and all(has_hour(kind, value) for value in values):
+        choices += ["hour"]
+    return "void" if void and rng.random() < 0.1 else rng.choice(choices)
+
+
+def apply(transform: str, kind: str, value: Any) -> Any:
+    """The partition value of one column value; null gives null."""
+    if value is None or transform == "void":
+        return None
+    # True and 1 are equal: neither may stand in the cache for the other
+    return value if transform == "identity" else _applied(transform, kind, value, isinstance(value, bool))
+
+
+@lru_cache(maxsize=200_000)
+def _applied(transform: str, kind: str, value: Any, _: bool) -> Any:
+    name = base(transform)
+    if name == "bucket":
+        return (mmh3.hash(_hashed_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)
+    if name == "truncate":
+        width = width_of(transform)
+        return value[:width] if isinstance(value, str | bytes) else value - value % width
+    micros = micros_of(kind, value)
+    if name == "hour":
+        return micros // HOUR_US
+    days = value if kind == "date" else micros // DAY_US
+    if name == "day":
+        return days
+    unit = "M" if name == "month" else "Y"
+    return int(np.datetime64(days, "D").astype(f"datetime64[{unit}]").astype(np.int64))
+
+
+def has_hour(kind: str, value: int) -> bool:
+    """Whether a timestamp's hour fits an int."""
+    return abs(micros_of(kind, value)) < 2**31 * HOUR_US
+
+
+def micros_of(kind: str, value: int) -> int:
+    """A timestamp in microseconds, rounded down."""
+    return value // 1000 if kind in V3_ONLY else value
+
+
+def _hashed_bytes(kind: str, value: Any) -> bytes:
+    name = base(kind)
+    if name == "decimal":
+        length = max(1, ((value if value >= 0 else ~value).bit_length() + 8) // 8)
+        return int(value).to_bytes(length, "big", signed=True)
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    if kind in V3_ONLY:
+        value = micros_of(kind, value)  # nanoseconds hash as their microseconds do
+    return int(value).to_bytes(8, "little", signed=True)

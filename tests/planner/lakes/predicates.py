@@ -1,0 +1,306 @@
+"""Random REST filters for a lake, and an evaluator of such filters on rows, written from Iceberg's semantics.
+
+`matches` decides what a filter means for one row: comparisons are false on null; `not-eq`, `not-in` and
+`not-starts-with` match null and NaN; `not` turns each predicate into its opposite (so `not(x < 5)` is `x >= 5`, false
+on null). Where clients disagree it is told which of them to follow: see `Meaning`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from tests.planner.lakes import partitioning
+from tests.planner.lakes.kinds import FLOATS, INT_MAX, INT_MIN, V3_ONLY, base, limits, order
+from tests.planner.lakes.lake import Lake
+from tests.planner.lakes.literal_forms import parse, render
+from tests.planner.lakes.schemas import Column, Schema
+
+NEGATED = {
+    "is-null": "not-null",
+    "is-nan": "not-nan",
+    "lt": "gt-eq",
+    "gt": "lt-eq",
+    "eq": "not-eq",
+    "in": "not-in",
+    "starts-with": "not-starts-with",
+}
+NEGATED |= {opposite: op for op, opposite in NEGATED.items()}
+UNARY = ("is-null", "not-null", "is-nan", "not-nan")
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "lt": operator.lt,
+    "lt-eq": operator.le,
+    "gt": operator.gt,
+    "gt-eq": operator.ge,
+}
+COMPARISONS = [*COMPARED, "eq", "not-eq"]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What clients disagree on: whether -0.0 equals 0.0 (or lies below), and whether NaN is above every number."""
+
+    zeros_equal: bool = True
+    nan_greatest: bool = False
+
+
+IEEE = Meaning()
+ORDERED = Meaning(zeros_equal=False)
+SPARKS = Meaning(nan_greatest=True)
+
+
+class Names:
+    """Columns by the full names of one schema, and by names of the table's others that it does not know."""
+
+    def __init__(self, schema: Schema, others: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
+        self._folded = not case_sensitive
+        self._columns: dict[str, Column] = {}
+        for known in [*sorted(others, key=lambda other: other.id), schema]:
+            self._columns |= {self._key(column.name): column for column in known.columns().values()}
+
+    def _key(self, name: str) -> str:
+        return name.lower() if self._folded else name
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[self._key(name)]
+
+
+def matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning = IEEE) -> bool:
+    """Whether a row (values by column id, `lake.Row`) satisfies a filter."""
+    return _matches(expression, row, names, meaning, negated=False)
+
+
+def _matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning, *, negated: bool) -> bool:
+    if isinstance(expression, bool):
+        return expression != negated
+    kind = expression["type"]
+    if kind == "not":
+        return _matches(expression["child"], row, names, meaning, negated=not negated)
+    if kind in ("and", "or"):
+        both = (_matches(expression[side], row, names, meaning, negated=negated) for side in ("left", "right"))
+        return all(both) if (kind == "and") != negated else any(both)
+    term = expression["term"]
+    transform, name = ("identity", term) if isinstance(term, str) else (term.get("transform", "identity"), term["term"])
+    while not isinstance(name, str):
+        name = name["term"]
+    column = names[name]
+    value = partitioning.apply(transform, column.kind, row[column.id])
+    result = column.kind if column.kind == "struct" else partitioning.result_kind(transform, column.kind)
+    op = NEGATED[kind] if negated else kind
+    literals = expression.get("values", [expression["value"]] if "value" in expression else [])
+    return _holds(op, value, [parse(result, _bare(literal)) for literal in literals], result, meaning)
+
+
+def _bare(literal: Any) -> Any:
+    return literal["value"] if isinstance(literal, dict) else literal
+
+
+def _holds(op: str, value: Any, literals: list[Any], kind: str, meaning: Meaning) -> bool:
+    nan = isinstance(value, float) and math.isnan(value)
+    if op in UNARY:
+        return {"is-null": value is None, "not-null": value is not None, "is-nan": nan, "not-nan": not nan}[op]
+    if op.startswith("not-"):
+        return not _holds(NEGATED[op], value, literals, kind, meaning)
+    if value is None:
+        return False
+    if nan:
+        return meaning.nan_greatest and op in ("gt", "gt-eq")
+    if op == "starts-with":
+        return str(value).startswith(literals[0])
+    key = _key(value, kind, meaning)
+    keys = [_key(literal, kind, meaning) for literal in literals]
+    if op in ("eq", "in"):
+        return key in keys
+    return COMPARED[op](key, keys[0])
+
+
+def _key(value: Any, kind: str, meaning: Meaning) -> Any:
+    return value if meaning.zeros_equal else order(kind, value)
+
+
+# Drawing
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A literal before it is written in a client's form."""
+
+    kind: str
+    value: Any
+
+
+def written(tree: Any, form: str) -> Any:
+    """A drawn tree as the JSON of one client."""
+    if isinstance(tree, Literal):
+        return render(tree.kind, tree.value, form)
+    if isinstance(tree, dict):
+        return {key: written(value, form) for key, value in tree.items()}
+    return [written(value, form) for value in tree] if isinstance(tree, list) else tree
+
+
+def columns_of(tree: Any) -> set[str]:
+    """Names of the columns that a filter (drawn, or JSON) speaks of."""
+    if isinstance(tree, dict):
+        if "term" in tree and isinstance(tree["term"], str):
+            return {tree["term"]}
+        return set().union(*(columns_of(value) for value in tree.values()), set())
+    return set()
+
+
+def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
+    """A filter in the names of `schema`, its literals near the data; `written` makes JSON of it."""
+    shape = rng.random()
+    if depth < 3 and shape < 0.35:
+        left, right = (random_filter(rng, lake, schema, depth + 1) for _ in range(2))
+        return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
+    if depth < 3 and shape < 0.45:
+        return {"type": "not", "child": random_filter(rng, lake, schema, depth + 1)}
+    if shape < 0.46:
+        return rng.random() < 0.5
+    made = _random_predicate(rng, lake, schema)
+    return maybe_of_both_zeros(rng, made) if depth < 3 else made
+
+
+def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
+    columns = list(schema.columns().values())
+    column = rng.choice(columns)
+    sources = [part.source for fields in lake.specs.values() for part in fields]
+    if sources and rng.random() < 0.4:
+        column = schema.columns().get(rng.choice(sources), column)
+    if column.kind == "struct":
+        return {"type": rng.choice(["is-null", "not-null"]), "term": column.name}
+    transform = "identity"
+    if rng.random() < 0.15:
+        values = lake.pools[column.id]
+        transforms = [part.transform for fields in lake.specs.values() for part in fields if part.source == column.id]
+        transform = rng.choice([*transforms, partitioning.random_transform(rng, column.kind, values)])
+    if transform == "void":
+        transform = "identity"
+    return predicate_on(rng, lake, column, transform)
+
+
+def predicate_on(
+    rng: random.Random, lake: Lake, column: Column, transform: str, ops: Sequence[str] | None = None
+) -> Any:
+    """A predicate on a transform of a column, its literals near the data; the operation is any, or one of `ops`."""
+    made: Any = column.name
+    if transform != "identity":
+        made = {"type": "transform", "transform": transform, "term": column.name}
+    kind = partitioning.result_kind(transform, column.kind)
+    op = rng.choice(ops) if ops else _random_op(rng, kind)
+    predicate: dict[str, Any] = {"type": op, "term": made}
+    if op in ("in", "not-in"):
+        count = rng.choice([1, 2, 3, 5, 5, 8])
+        predicate["values"] = [_literal(rng, lake, column, transform) for _ in range(count)]
+    elif op not in UNARY:
+        predicate["value"] = _literal(rng, lake, column, transform, prefix=op.endswith("starts-with"))
+    return predicate
+
+
+def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
+    """Now and then, in the place of a comparison of floats, two: with 0.0 and -0.0, which many a program takes for one
+    value."""
+    literal = predicate.get("value")
+    if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() < 0.6:
+        return predicate
+    zeros = [{**predicate, "value": Literal(literal.kind, zero)} for zero in rng.sample([0.0, -0.0], 2)]
+    return {"type": rng.choice(["and", "or", "or"]), "left": zeros[0], "right": zeros[1]}
+
+
+def _random_op(rng: random.Random, kind: str) -> str:
+    ops = [*COMPARISONS, *COMPARISONS, "in", "in", "not-in", "is-null", "not-null"]
+    if kind in FLOATS:
+        ops += ["is-nan", "not-nan"]
+    if kind == "uuid":  # lists reach over the orders of clients
+        ops += ["in"] * 8
+    if kind == "string":
+        ops += ["starts-with", "starts-with", "starts-with", "not-starts-with"]
+    return rng.choice(ops)
+
+
+def _literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, prefix: bool = False) -> Literal:
+    kind = partitioning.result_kind(transform, column.kind)
+    value = partitioning.apply(transform, column.kind, rng.choice(lake.pools[column.id]))
+    if prefix:
+        return Literal(kind, value[: rng.choice([0, 1, 2, 5, 17, 300])] + rng.choice(["", "", "", "a"]))
+    return Literal(kind, _near(rng, kind, value) if rng.random() < 0.35 else value)
+
+
+def _near(rng: random.Random, kind: str, value: Any) -> Any:
+    """A neighbour of a value: a near miss, an extreme, or one that the type cannot hold."""
+    name = base(kind)
+    if isinstance(value, bool):
+        return not value
+    if kind in FLOATS:
+        # what comes next to an infinity no float holds, and what it is rounded to is again an infinity
+        beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
+        return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
+    if isinstance(value, int):
+        least, greatest = limits(kind)
+        shape = rng.random()
+        if shape < 0.1:
+            return rng.choice([least, greatest])
+        if shape < 0.2 and name == "int":
+            return rng.choice([INT_MAX + 1, INT_MIN - 1, 2**40])
+        if shape < 0.27 and name in ("int", "long", "decimal"):
+            return value + Fraction(1, 2) if abs(value) < 2**50 else value
+        return max(least, min(greatest, value + rng.choice([-1, 1])))
+    if isinstance(value, str):
+        return rng.choice([value[:-1], value + "a", value + "\U0010ffff", "", value[:1]])
+    if name == "binary":
+        return rng.choice([value[:-1], value + b"\x00", b"", value[:1] + b"\xff"])
+    flipped = bytearray(value)
+    flipped[-1] ^= 1
+    return bytes(flipped)
+
+
+def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
+    """Whether Java's planner is no judge of a filter, for one of four faults of it.
+
+    It compares uuids as pairs of signed numbers; a predicate on a transform of a column is tested, on an identity
+    partition of that column, with the partition's value as it is, untransformed; and a literal near the least number is
+    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`;
+    and a timestamp's text, parsed for a column of nanoseconds, is bound once more as if those were microseconds.
+    """
+    if any(names[name].kind == "uuid" for name in columns_of(expression)):
+        return True
+    parts = [part for fields in lake.specs.values() for part in fields]
+    if any(names[name].kind in V3_ONLY and isinstance(literal, str) for name, literal in literals_in(expression)):
+        return True
+    identities = {part.source for part in parts if part.transform == "identity"}
+    if any(names[name].id in identities for name in transformed_in(expression)):
+        return True
+    truncated = {(part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")}
+    return any(
+        names[name].id == source
+        and names[name].kind in ("int", "long")
+        and isinstance(literal, int)
+        and literal - width <= limits(names[name].kind)[0]
+        for name, literal in literals_in(expression)
+        for source, width in truncated
+    )
+
+
+def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
+    """(column, literal as JSON has it) of a filter's predicates on columns themselves."""
+    if not isinstance(expression, dict):
+        return
+    if isinstance(expression.get("term"), str):
+        for value in [*expression.get("values", ()), expression.get("value")]:
+            yield expression["term"], _bare(value)
+    for child in expression.values():
+        yield from literals_in(child)
+
+
+def transformed_in(expression: Any) -> set[str]:
+    """Names of the columns that a filter speaks of by a transform."""
+    if not isinstance(expression, dict):
+        return set()
+    if isinstance(expression.get("term"), dict):
+        return {expression["term"]["term"]}
+    return set().union(*(transformed_in(child) for child in expression.values()), set())

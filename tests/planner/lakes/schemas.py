@@ -1,0 +1,200 @@
+"""Random table schemas and their evolution, as trees of fields in the specification's JSON."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.planner.lakes.kinds import V3_ONLY, Value, default_json, pool, random_kind, widened
+
+NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe", "1st", "null", "day", "k", "user", "v"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column or a struct. `kind` is a primitive's name, or the struct's fields, or raw JSON of a list or map."""
+
+    id: int
+    name: str
+    required: bool
+    kind: str | tuple[Field, ...] | dict[str, Any]
+    default: Value | None = None
+
+    def json(self) -> dict[str, Any]:
+        kind: Any = self.kind
+        if isinstance(kind, tuple):
+            kind = {"type": "struct", "fields": [child.json() for child in kind]}
+        made = {"id": self.id, "name": self.name, "required": self.required, "type": kind}
+        if self.default is not None and isinstance(self.kind, str):
+            written = default_json(self.kind, self.default)
+            made |= {"initial-default": written, "write-default": written}
+        return made
+
+
+@dataclass(frozen=True)
+class Column:
+    """A field as predicates see it: by full name, within the structs `parents`. A struct's kind is "struct"."""
+
+    id: int
+    name: str
+    kind: str
+    required: bool
+    parents: tuple[int, ...]
+    default: Value | None
+
+
+@dataclass(frozen=True)
+class Schema:
+    id: int
+    fields: tuple[Field, ...]
+
+    def json(self) -> dict[str, Any]:
+        return {"type": "struct", "schema-id": self.id, "fields": [field.json() for field in self.fields]}
+
+    def columns(self) -> dict[int, Column]:
+        """Primitive columns and structs by id; what lies in lists and maps is out of predicates' reach."""
+        return {column.id: column for column in _columns(self.fields, "", ())}
+
+    def leaves(self) -> dict[int, Column]:
+        return {column.id: column for column in self.columns().values() if column.kind != "struct"}
+
+
+def _columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ...]) -> Iterator[Column]:
+    for field in fields:
+        name = prefix + field.name
+        if isinstance(field.kind, tuple):
+            yield Column(field.id, name, "struct", field.required, parents, None)
+            yield from _columns(field.kind, name + ".", (*parents, field.id))
+        elif isinstance(field.kind, str):
+            yield Column(field.id, name, field.kind, field.required, parents, field.default)
+
+
+class SchemaMaker:
+    """Draws schemas for one table; ids are never used twice, names of dropped columns may be."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.last_id = 0
+        self._dropped: list[str] = []
+
+    def first(self, version: int) -> Schema:
+        fields = [self._field(version, names=set(), depth=0) for _ in range(self._rng.randint(2, 6))]
+        if all(not isinstance(field.kind, str) for field in fields):
+            self.last_id += 1
+            fields.append(Field(self.last_id, f"c{self.last_id}", False, "long"))
+        return Schema(0, self._uniquely_named(fields))
+
+    def evolved(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
+        """One or two changes; columns in `keep` (sources of partition fields) are not dropped."""
+        fields = schema.fields
+        for _ in range(self._rng.randint(1, 2)):
+            change = self._rng.choice([self._add, self._add, self._drop, self._rename, self._widen, self._loosen])
+            fields = change(fields, version, keep)
+        return Schema(schema_id, fields)
+
+    def _field(self, version: int, names: set[str], depth: int, *, added: bool = False) -> Field:
+        rng = self._rng
+        self.last_id += 1
+        own = self.last_id
+        fresh = [name for name in NAMES + self._dropped if name not in names]
+        name = rng.choice(fresh) if fresh and rng.random() < 0.8 else f"c{own}"
+        names.add(name)
+        required = rng.random() < 0.3 and not added
+        shape = rng.random()
+        if shape < 0.2 and depth < 2:
+            inner: set[str] = set()
+            children = [self._field(version, inner, depth + 1, added=added) for _ in range(rng.randint(1, 3))]
+            return Field(own, name, required, tuple(children))
+        if shape < 0.25 and depth == 0:
+            self.last_id += 1
+            held = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
+            return Field(own, name, False, held)
+        kind = random_kind(rng, version)
+        if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _plain_default(kind):
+            return Field(own, name, rng.random() < 0.5, kind, rng.choice(pool(rng, kind, 5)))
+        return Field(own, name, required, kind)
+
+    @staticmethod
+    def _uniquely_named(fields: list[Field]) -> tuple[Field, ...]:
+        taken: set[str] = set()
+        made = []
+        for field in fields:
+            name = field.name if field.name.lower() not in taken else f"c{field.id}"
+            taken.add(name.lower())
+            made.append(replace(field, name=name))
+        return tuple(made)
+
+    def _add(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
+        structs = [field for field in fields if isinstance(field.kind, tuple)]
+        if structs and self._rng.random() < 0.4:
+            chosen = self._rng.choice(structs)
+            assert isinstance(chosen.kind, tuple)
+            grown = self._grown(chosen.kind, version)
+            return tuple(replace(field, kind=grown) if field is chosen else field for field in fields)
+        return self._grown(fields, version)
+
+    def _grown(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
+        new = self._field(version, {field.name for field in fields}, depth=1, added=True)
+        made = list(fields)
+        made.insert(self._rng.randint(0, len(made)), new)
+        return self._uniquely_named(made)
+
+    def _drop(self, fields: tuple[Field, ...], _: int, keep: set[int]) -> tuple[Field, ...]:
+        free = [field for field in fields if not keep & {column.id for column in _columns((field,), "", ())}]
+        left = [field for field in fields if isinstance(field.kind, str)]
+        if len(free) == 0 or len(left) < 2:
+            return fields
+        gone = self._rng.choice(free)
+        if isinstance(gone.kind, str) and len(left) == 1:
+            return fields
+        self._dropped.append(gone.name)
+        return tuple(field for field in fields if field is not gone)
+
+    def _rename(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
+        name = f"r{self._rng.randint(100, 999)}"
+        return self._changed(fields, lambda field: replace(field, name=name), lambda _: True)
+
+    def _widen(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
+        def wider(field: Field) -> Field:
+            kind = widened(self._rng, field.kind) if isinstance(field.kind, str) else None
+            return field if kind is None or field.default is not None else replace(field, kind=kind)
+
+        return self._changed(fields, wider, lambda field: wider(field) != field)
+
+    def _loosen(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
+        return self._changed(fields, lambda field: replace(field, required=False), lambda field: field.required)
+
+    def _changed(
+        self, fields: tuple[Field, ...], change: Callable[[Field], Field], fits: Callable[[Field], bool]
+    ) -> tuple[Field, ...]:
+        """`fields` with one that fits changed, at any depth."""
+        found = [field.id for field in _all_fields(fields) if fits(field)]
+        if not found:
+            return fields
+        chosen = self._rng.choice(found)
+        return self._uniquely_named(list(_mapped(fields, chosen, change)))
+
+
+def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:
+    for field in fields:
+        yield field
+        if isinstance(field.kind, tuple):
+            yield from _all_fields(field.kind)
+
+
+def _mapped(fields: tuple[Field, ...], chosen: int, change: Callable[[Field], Field]) -> tuple[Field, ...]:
+    return tuple(
+        change(field)
+        if field.id == chosen
+        else replace(field, kind=_mapped(field.kind, chosen, change))
+        if isinstance(field.kind, tuple)
+        else field
+        for field in fields
+    )
+
+
+def _plain_default(kind: str) -> bool:
+    """Whether the JSON form of a default needs no thought: times and floats' infinities are left to other tests."""
+    return kind in ("boolean", "int", "long", "string", "uuid", "binary") or kind.startswith(("fixed", "decimal"))

@@ -1,0 +1,132 @@
+"""Tables of real files for joins: any schema, evolving; Parquet with field ids, position deletes, partitions, indexes.
+
+Committed over HTTP; rows are known, so that what a join says of them can be had from elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from seamark.connector.index.files import DataFile as Indexed
+from seamark.connector.index.files import IndexTask, index_data_files
+from seamark.connector.parquet.columns import Projection
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.files.definitions import of_id
+from tests.api.client import Api
+from tests.api.live import LiveTable
+from tests.api.rest.stored import PATH_ID, POSITION_ID, write
+from tests.planner.lakes.indexing import array_of
+from tests.planner.lakes.kinds import FLOATS, order, to_bytes
+from tests.planner.lakes.lake import DataFile, DeleteFile
+from tests.planner.lakes.manifests import PartitionField
+from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
+
+Row = dict[str, Any]
+"""By column name, in the form of `kinds.py`."""
+
+
+@dataclass(frozen=True)
+class Col:
+    id: int
+    name: str
+    kind: str
+    default: Any = None
+    """In JSON, for files that were written before the column."""
+
+    def json(self) -> dict[str, Any]:
+        said = {"id": self.id, "name": self.name, "required": False, "type": self.kind}
+        return said if self.default is None else {**said, "initial-default": self.default}
+
+
+@dataclass(kw_only=True)
+class StarTable(LiveTable):
+    """`rows` are those of each data file, deleted ones included."""
+
+    columns: list[Col]
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    gone: dict[str, set[int]] = field(default_factory=dict)
+
+    @staticmethod
+    async def create(
+        api: Api, name: str, columns: Sequence[Col], *, version: int = 2, parts: Sequence[PartitionField] = ()
+    ) -> StarTable:
+        return await StarTable.make(api, name, _schema(0, columns), parts, version, columns=list(columns))
+
+    async def evolve(self, columns: Sequence[Col]) -> None:
+        """The schema has these columns from now on."""
+        self.schema = _schema(self.schema["schema-id"] + 1, columns)
+        self.columns = list(columns)
+        await self.update(
+            {"action": "add-schema", "schema": self.schema}, {"action": "set-current-schema", "schema-id": -1}
+        )
+
+    def file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
+        """A data file of these rows, with the columns of the schema as it is now. With `rng` it has metrics as one of
+        many writers makes them, else such as tell everything."""
+        path = self.path(".parquet")
+        write(path, {one.id: (one.name, array_of(one.kind, [row[one.name] for row in rows])) for one in self.columns})
+        partition = tuple(_partition(self, part, rows) for part in self.parts)
+        metrics = {}
+        for one in self.columns:
+            values = [row[one.name] for row in rows]
+            metrics[one.id] = whole_metrics(one.kind, values) if rng is None else column_metrics(rng, one.kind, values)
+        made = DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, metrics)
+        self.rows[made.path] = list(rows)
+        return made
+
+    def position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
+        listed = sorted(positions)
+        path = self.path("-deletes.parquet")
+        spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed), pa.string()))}
+        write(path, {**spots, POSITION_ID: ("pos", pa.array(listed, pa.int64()))})
+        self.gone.setdefault(file.path, set()).update(listed)
+        return DeleteFile(
+            f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed), path.stat().st_size, {},
+            referenced=file.path, positions=frozenset((file.path, one) for one in listed),
+        )  # fmt: skip
+
+    async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:
+        """Defines it, and builds it for these files; whether it describes all of them."""
+        route = f"/api/v1/tables/db/{self.name}/indexes/{name}"
+        answer = await self.api("PUT", route, {"kind": kind, "columns": list(columns)})
+        assert answer.status == 200, answer.raw
+        build = (await self.api("POST", f"{route}/builds")).json
+        location = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata-location"]
+        schema = decode_table(Path(location.removeprefix("file://")).read_bytes(), location).current_schema
+        definition = of_id(build["definition-id"], schema)
+        task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
+        written = index_data_files(task, [Indexed(one.path, one.size, one.record_count) for one in files])
+        if written.location is None:
+            return False
+        file = {"location": written.location, "size-in-bytes": written.size_bytes}
+        builds = f"{route}/builds/{build['build-id']}"
+        assert (await self.api("POST", f"{builds}/index-files", {"index-files": [file]})).status == 200
+        assert (await self.api("POST", f"{builds}/finish", {"outcome": "completed"})).status == 200
+        return not written.skipped
+
+
+def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
+    return {"type": "struct", "schema-id": number, "fields": [one.json() for one in columns]}
+
+
+def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
+    """All that there is to tell; nothing of floats."""
+    present = sorted((one for one in values if one is not None), key=lambda value: order(kind, value))
+    if kind in FLOATS:
+        return ColumnMetrics()
+    lower, upper = (to_bytes(kind, present[place]) if present else None for place in (0, -1))
+    return ColumnMetrics(len(values), len(values) - len(present), None, lower, upper)
+
+
+def _partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
+    """The value that all rows share: partitions are by identity."""
+    assert part.transform == "identity"
+    name = next(one.name for one in table.columns if one.id == part.source)
+    (value,) = {row[name] for row in rows}
+    return value

@@ -1,0 +1,270 @@
+"""Tables made by hand: as many snapshots, manifests and files as a test asks for, written below one folder.
+
+Column 1, `id`, runs from 10 n to 10 n + 9 in the file of number n; the table is partitioned by column 2, `day`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.plan.planner import Planner, open_planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.settings import Settings
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile, DeleteFile
+from tests.planner.lakes.manifests import (
+    ADDED,
+    DELETED,
+    EXISTING,
+    Entry,
+    Manifest,
+    PartitionField,
+    Style,
+    list_bytes,
+    manifest_bytes,
+)
+from tests.planner.lakes.metrics import ColumnMetrics
+
+KINDS = {1: "long", 2: "int"}
+DAY = PartitionField(1000, "day", 2, "identity")
+SCHEMA: dict[str, Any] = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [
+        {"id": 1, "name": "id", "required": True, "type": "long"},
+        {"id": 2, "name": "day", "required": False, "type": "int"},
+    ],
+}
+PLAIN = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
+STORED = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=True, seed=0)
+
+
+class Table:
+    """Version 2, at `folder`. Each snapshot lists just the manifests it is given."""
+
+    def __init__(self, folder: Path, *, style: Style = PLAIN) -> None:
+        self.folder = folder
+        self.style = style
+        self._snapshots: list[dict[str, Any]] = []
+        self._uuid = uuid.UUID(int=random.Random(str(folder)).getrandbits(128))
+        (folder / "metadata").mkdir(parents=True)
+
+    def manifest(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
+        """Of the data files of these numbers, all of one day."""
+        return self._manifest(name, [self.file(number, day) for number in numbers], 0, day, snapshot_id)
+
+    def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
+        """A position delete file for each of these data files."""
+        files = [
+            DeleteFile(
+                f"{self.folder.as_uri()}/data/d{number}.parquet",
+                POSITION_DELETES,
+                "PARQUET",
+                0,
+                (day,),
+                1,
+                500,
+                {},
+                referenced=self.file(number, day).path,
+            )
+            for number in numbers
+        ]
+        return self._manifest(name, files, 1, day, snapshot_id)
+
+    def file(self, number: int, day: int) -> DataFile:
+        metrics = {
+            1: ColumnMetrics(10, 0, None, to_bytes("long", 10 * number), to_bytes("long", 10 * number + 9)),
+            2: ColumnMetrics(10, 0, None, to_bytes("int", day), to_bytes("int", day)),
+        }
+        path = f"{self.folder.as_uri()}/data/{number:06d}.parquet"
+        return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
+
+    def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listed: bytes | None = None) -> Path:
+        """The manifest list, which holds `listed` where given."""
+        path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
+        header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
+        rows = [(manifest, None) for manifest in manifests]
+        path.write_bytes(listed or list_bytes(rows, version=2, style=self.style, header=header))
+        self._snapshots.append(
+            {
+                "snapshot-id": snapshot_id,
+                "sequence-number": snapshot_id,
+                "timestamp-ms": 1_760_000_000_000 + snapshot_id,
+                "manifest-list": path.as_uri(),
+                "summary": {"operation": "append"},
+                "schema-id": 0,
+                **({"parent-snapshot-id": self._snapshots[-1]["snapshot-id"]} if self._snapshots else {}),
+            }
+        )
+        return path
+
+    @property
+    def metadata(self) -> TableMetadata:
+        return decode_table(json.dumps(self._json()).encode(), f"{self.folder.as_uri()}/metadata/v1.metadata.json")
+
+    @property
+    def snapshots(self) -> list[dict[str, Any]]:
+        """As they stand in the metadata, oldest first."""
+        return self._snapshots
+
+    def write_metadata(self) -> str:
+        """The location of a metadata file, to be registered with a catalog."""
+        path = self.folder / "metadata" / f"v{len(self._snapshots)}.metadata.json"
+        path.write_text(json.dumps(self._json()))
+        return path.as_uri()
+
+    def _json(self) -> dict[str, Any]:
+        location = self.folder.as_uri()
+        last = self._snapshots[-1]
+        return {
+            "format-version": 2,
+            "table-uuid": str(self._uuid),
+            "location": location,
+            "last-sequence-number": last["sequence-number"],
+            "last-updated-ms": last["timestamp-ms"],
+            "last-column-id": 2,
+            "current-schema-id": 0,
+            "schemas": [SCHEMA],
+            "default-spec-id": 0,
+            "partition-specs": [{"spec-id": 0, "fields": [DAY.json()]}],
+            "last-partition-id": 1000,
+            "default-sort-order-id": 0,
+            "sort-orders": [{"order-id": 0, "fields": []}],
+            "current-snapshot-id": last["snapshot-id"],
+            "snapshots": self._snapshots,
+            "refs": {"main": {"snapshot-id": last["snapshot-id"], "type": "branch"}},
+        }
+
+    def _manifest(
+        self, name: str, files: Sequence[DataFile | DeleteFile], content: int, day: int, snapshot_id: int
+    ) -> Manifest:
+        entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
+        data = manifest_bytes(
+            entries,
+            version=2,
+            content=content,
+            style=self.style,
+            spec_id=0,
+            fields=(DAY,),
+            kinds=KINDS,
+            schema=SCHEMA,
+        )
+        path = self.folder / "metadata" / f"{name}.avro"
+        path.write_bytes(data)
+        bound = to_bytes("int", day)
+        summary = {"contains_null": False, "contains_nan": False, "lower_bound": bound, "upper_bound": bound}
+        counts = {ADDED: (len(files), 10 * len(files)), EXISTING: (0, 0), DELETED: (0, 0)}
+        return Manifest(
+            path.as_uri(),
+            len(data),
+            content,
+            0,
+            snapshot_id,
+            snapshot_id,
+            snapshot_id,
+            entries,
+            [summary],
+            counts=counts,
+        )
+
+
+def path_of(manifest: Manifest) -> Path:
+    return Path(manifest.path.removeprefix("file://"))
+
+
+class Watched:
+    """Object storage that notes the name of each file read, whole or by ranges; whole reads of the file `hold` wait
+    until `let_go`."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self.reads: list[str] = []
+        self.ranges: list[str] = []
+        self.hold = ""
+        self.held = False
+        self._gate = asyncio.Event()
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        name = location.rpartition("/")[2]
+        self.reads.append(name)
+        if name == self.hold:
+            self.held = True
+            await self._gate.wait()
+        return await self._inner.read(location, limit_bytes=limit_bytes)
+
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        self.ranges.append(location.rpartition("/")[2])
+        return await self._inner.read_range(location, start, length)
+
+    async def exists(self, location: str) -> bool:
+        return await self._inner.exists(location)
+
+    async def create(self, location: str, data: bytes) -> None:
+        await self._inner.create(location, data)
+
+    async def delete(self, location: str) -> None:
+        await self._inner.delete(location)
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        return self._inner.list(prefix)
+
+    async def ping(self) -> None:
+        await self._inner.ping()
+
+
+@asynccontextmanager
+async def planning(
+    folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
+) -> AsyncIterator[Planner]:
+    """A planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` says otherwise."""
+    options = {"plan_disk_bytes": 0, "plan_threads": 2, **given}
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri(), **options)
+    clock = SystemClock()
+    async with open_objects(settings, clock) as objects, open_planner(settings, wrap(objects), clock) as planner:
+        yield planner
+
+
+async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
+    """The files planned, by number, in the plan's order. The JSON of the answer, which is made too, names the same."""
+    scan = await planner.scan(metadata, ScanRequest(filter=parse_expression(filter), **request))
+    found = numbers_of(scan)
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
+    assert [_number(task["data-file"]["file-path"]) for task in tasks] == found
+    return found
+
+
+def numbers_of(scan: Scan) -> list[int]:
+    located = (scan.view.locate(row) for row in scan.rows.tolist())
+    return [_number(block.text("file_path", row) or "") for block, row in located]
+
+
+def _number(path: str) -> int:
+    return int(path.rpartition("/")[2].removesuffix(".parquet"))
+
+
+def between(low: int, high: int) -> dict[str, Any]:
+    """A filter that the files from number `low` to `high` can satisfy, and no other."""
+    first = {"type": "gt-eq", "term": "id", "value": 10 * low}
+    return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
+
+
+def on_day(day: int) -> dict[str, Any]:
+    return {"type": "eq", "term": "day", "value": day}
