@@ -159,7 +159,6 @@ async def create(call: Call, body: NewToken) -> dict[str, Any]:
     summary="Revokes the token of this name and all its access tokens",
     check=Check.CATALOG,
     tags=("access",),
-    parameters=(Parameter("name", "path", "Name of the token.", {"type": "string"}, True),),
     answers=(ResponseSpec(204, "Revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
 )
 async def revoke(call: Call) -> None:
