@@ -381,7 +381,7 @@ async def test_cache_files_damaged_while_the_planner_runs_change_no_answer(tmp_p
     rng = random.Random(seed)
     table, manifests = filled(tmp_path / "t", per_day=60)
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=1 << 20) as planner:
-        planner._budget_bytes = 0
+        planner._views.budget_bytes = 0
         for turn in range(40):
             low = rng.randrange(200)
             where = f"seed {seed}, turn {turn}"
@@ -414,7 +414,7 @@ async def test_a_folder_on_a_full_or_read_only_disk_is_done_without_until_it_is_
     with small_disk(tmp_path / "disk") as disk:
         disk.fill()
         async with planning(tmp_path, **given) as planner:
-            planner._budget_bytes = 0
+            planner._views.budget_bytes = 0
             for _ in range(2):
                 assert await numbers(planner, table.metadata) == list(range(40))
             disk.free()

@@ -219,7 +219,7 @@ async def test_the_account_is_of_the_blocks_that_are_alive(tmp_path: Path) -> No
         assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
         watch = [weakref.ref(block) for block in alive]
         del alive, held
-        planner._budget_bytes = 0
+        planner._views.budget_bytes = 0
         await plan(planner, tables[0], between(1, 2))
         await asyncio.sleep(0)  # the event loop holds what woke this task until it sleeps again
         gc.collect()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -27,11 +26,9 @@ from seamark.cache.stack import Stack
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.pointers import table_uuid
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import NotFound
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.index.blocks.decoding import Decoders
@@ -40,13 +37,20 @@ from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.indexes.coverage import coverages_bytes
 from seamark.metaserver.planner.indexes.index_selection import IndexSelection
 from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews, ViewKey
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
-from seamark.metaserver.planner.plan.stages import PruningInput, prune
+from seamark.metaserver.planner.plan.manifest_lists import (
+    ManifestLists,
+    entries,
+    list_locations,
+    live_entries,
+    view_key,
+)
+from seamark.metaserver.planner.plan.stages import prune
 from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
-from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, appended
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings import Settings
@@ -60,49 +64,12 @@ _UNDER_WAY = 16
 """Manifests read or decoded concurrently, for each decoding thread."""
 _QUICK_COMPARISONS = 2_500_000
 """Rows times literals; a comparison takes about a nanosecond."""
-_LISTS_BYTES = 16 << 20
-"""Cached manifest lists, for plans that need only some of their manifests."""
-_MANIFEST_BYTES = 1000
-"""Memory of one entry of a manifest list, rounded up."""
 _PART_MAX = 0.5
 """A plan that needs a larger fraction of a snapshot's manifests loads all of them, for the plans that follow."""
 _PENDING_BYTES_MIN = 256 << 20
 """Blocks that may wait to be written to the local disk, for any memory budget."""
-_PLANS_BYTES = 16 << 20
-"""Cached plans of one view."""
 _TREE_BYTES = 8
 """Memory of a bound filter for each character of its text, including the text; rounded up."""
-_VIEW_BYTES = 4000
-"""Memory of a view without manifests."""
-_DELETE_BYTES = 300
-"""Memory of the delete index for each delete file: path, position and the bounds that rule it out."""
-_EVICTED = -1
-
-
-@dataclass(slots=True)
-class _CachedView:
-    """A view and what was computed from it."""
-
-    view: TableView
-    deletes: DeleteIndex
-    files: int
-    """Live files of the snapshot, including those of manifests that the view leaves out."""
-    plans: MemoryCache[tuple[object, ...], Scan]
-    checked: set[tuple[str, ...]]
-    """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
-    charged_bytes: int = 0
-    """The part of `added_bytes` that the planner's total includes; `_EVICTED` after eviction."""
-
-    @property
-    def pruning_input(self) -> PruningInput:
-        return PruningInput(self.view, self.deletes, self.files)
-
-    @property
-    def added_bytes(self) -> int:
-        """Memory in addition to the blocks, which other views of the table share."""
-        manifests = len(self.view.manifests) + len(self.view.delete_manifests)
-        own = self.view.size_bytes + _MANIFEST_BYTES * manifests + _DELETE_BYTES * self.view.delete_rows
-        return _VIEW_BYTES + own + self.plans.used_bytes
 
 
 class _IndexAccess(NamedTuple):
@@ -150,15 +117,11 @@ class Planner:
         self._blocks = blocks
         self._index_selection = index_selection
         self._clock = clock
-        self._budget_bytes = budget_bytes
         self._time_budget_s = time_budget_s
-        self._views: OrderedDict[tuple[str, ...], _CachedView] = OrderedDict()
-        self._added_bytes = 0
-        """Of all views, updated after each new plan."""
-        self._loading: SingleFlight[tuple[str, ...], _CachedView] = SingleFlight()
+        self._views = CachedViews(blocks, budget_bytes)
+        self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
         self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
-        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(_LISTS_BYTES)
-        self._listing: SingleFlight[str, tuple[ManifestFile, ...]] = SingleFlight()
+        self._lists = ManifestLists(blocks)
         self._plans = self._plan_hits = 0
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
@@ -202,8 +165,8 @@ class Planner:
                 cached.plans.put(key, scan, scan.size_bytes + _TREE_BYTES * len(bound_scan.text))
             return scan
         finally:
-            self._charge(cached)
-            self._evict_over_budget(cached)
+            self._views.charge(cached)
+            self._views.evict_over_budget(cached)
 
     def _index_access(self, bound_scan: BoundScan, entry: Entry | None) -> _IndexAccess | None:
         """None if the plan may use no index."""
@@ -218,7 +181,7 @@ class Planner:
 
     async def _make(
         self,
-        cached: _CachedView,
+        cached: CachedView,
         bound_scan: BoundScan,
         index_access: _IndexAccess | None,
         *,
@@ -246,7 +209,7 @@ class Planner:
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """All files of a snapshot, without pruning."""
         cached = await self._checked(BoundScan.bind(metadata, request), None, whole=True)
-        self._evict_over_budget(cached)
+        self._views.evict_over_budget(cached)
         return cached.view
 
     async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
@@ -255,24 +218,24 @@ class Planner:
         cached = await self._checked(bound_scan, entry, whole=True)  # files in unread manifests cannot be counted
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         scan = await self._make(cached, bound_scan, self._index_access(bound_scan, entry), loaded_us=loaded_us)
-        self._evict_over_budget(cached)
+        self._views.evict_over_budget(cached)
         return scan
 
     async def unread(self, bound_scan: BoundScan) -> int:
         """The approximate number of manifest entries to decode before the plan can begin; 0 if all are in memory."""
-        if _view_key(bound_scan) in self._views:
+        if view_key(bound_scan) in self._views:
             return 0
-        manifests = await self._manifests(bound_scan)
+        manifests = await self._lists.manifests(bound_scan)
         chosen = [manifests[number] for number in await _needed(manifests, bound_scan)]
-        return sum(_entries(manifest) for manifest in self._blocks.missing(chosen))
+        return sum(entries(manifest) for manifest in self._blocks.missing(chosen))
 
     def stats(self) -> PlannerStats:
         return PlannerStats(
             views=len(self._views),
             blocks=self._blocks.live_blocks,
             live_bytes=self._blocks.live_bytes,
-            added_bytes=self._added_bytes,
-            budget_bytes=self._budget_bytes,
+            added_bytes=self._views.added_bytes,
+            budget_bytes=self._views.budget_bytes,
             decoded=self._blocks.decoded,
             plans=self._plans,
             plan_hits=self._plan_hits,
@@ -283,7 +246,7 @@ class Planner:
         if self._location_checker is not None:
             await self._location_checker.check_paths(uuid, metadata, paths)
 
-    async def _checked(self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False) -> _CachedView:
+    async def _checked(self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False) -> CachedView:
         """The cached view, as `_cached`. Forbidden if the snapshot names files in a location that another table
         claims.
         """
@@ -293,20 +256,20 @@ class Planner:
             uuid = entry.uuid if entry is not None else table_uuid(metadata)
             key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
             if key not in cached.checked:
-                await self._location_checker.check(uuid, metadata, _lists(bound_scan), cached.view)
+                await self._location_checker.check(uuid, metadata, list_locations(bound_scan), cached.view)
                 cached.checked.add(key)
         return cached
 
-    async def _cached(self, bound_scan: BoundScan, *, whole: bool = False) -> _CachedView:
+    async def _cached(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
         """The view of the snapshot.
 
         If the view is not in memory, and `whole` is False, it consists of the manifests that the filter needs.
         """
         metadata = bound_scan.metadata
-        key = _view_key(bound_scan)
+        key = view_key(bound_scan)
         cached = self._views.get(key)
         if cached is None:
-            manifests = await self._manifests(bound_scan)
+            manifests = await self._lists.manifests(bound_scan)
             data = [manifest for manifest in manifests if manifest.content == 0]
             ordinals = list(range(len(data)))
             if not whole:
@@ -316,49 +279,23 @@ class Planner:
                     key = (*key, "part", *map(str, ordinals))
                     cached = self._views.get(key)
         if cached is not None:
-            self._views.move_to_end(key)
             return cached
 
-        async def load() -> _CachedView:
+        async def load() -> CachedView:
             chosen = {ordinal: data[ordinal] for ordinal in ordinals}
             deletes = [manifest for manifest in manifests if manifest.content != 0]
             blocks = await self._blocks.load([*chosen.values(), *deletes])
             count = len(chosen)
             view = TableView(tuple(chosen.values()), blocks[:count], deletes, blocks[count:], ordinals=ordinals)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
-            files = view.rows + sum(_live(manifest) for number, manifest in enumerate(data) if number not in chosen)
-            loaded = self._views[key] = _CachedView(view, index, files, MemoryCache(_PLANS_BYTES), set())
-            self._charge(loaded)
+            files = view.rows + sum(
+                live_entries(manifest) for number, manifest in enumerate(data) if number not in chosen
+            )
+            loaded = CachedView(view, index, files)
+            self._views.put(key, loaded)
             return loaded
 
         return await self._loading.run(key, load)
-
-    async def _manifests(self, bound_scan: BoundScan) -> Sequence[ManifestFile]:
-        """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
-        if not bound_scan.request.incremental:
-            return () if bound_scan.snapshot is None else await self._listed(bound_scan.snapshot)
-        snapshots = appended(bound_scan.metadata, bound_scan.request)
-        ids = {snapshot.snapshot_id for snapshot in snapshots}
-        manifests: dict[str, ManifestFile] = {}
-        for snapshot in snapshots:
-            for manifest in await self._listed(snapshot):
-                if manifest.content == 0 and manifest.added_snapshot_id in ids:
-                    manifests[manifest.manifest_path] = manifest
-        return tuple(manifests.values())
-
-    async def _listed(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
-        if snapshot.manifest_list is not None:
-            location = snapshot.manifest_list
-            kept = self._lists.get(location)
-            if kept is None:
-                kept = await self._listing.run(location, lambda: self._blocks.manifest_list(location))
-                self._lists.put(location, kept, len(kept) * _MANIFEST_BYTES)
-            return kept
-        if snapshot.manifests is None:
-            raise NotFound(
-                f"Snapshot {snapshot.snapshot_id} has neither manifest-list nor manifests; its metadata is invalid"
-            )
-        return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
         if _is_small(view):
@@ -371,40 +308,9 @@ class Planner:
         clock, until_s = self._clock, self._clock.monotonic() + self._time_budget_s
         return lambda: clock.monotonic() >= until_s
 
-    def _charge(self, cached: _CachedView) -> None:
-        """Adds the growth of the view to the total; an evicted view is no longer part of it."""
-        if cached.charged_bytes != _EVICTED:
-            added = cached.added_bytes + coverages_bytes(cached.view)
-            self._added_bytes += added - cached.charged_bytes
-            cached.charged_bytes = added
-
-    def _evict_over_budget(self, used: _CachedView) -> None:
-        """Evicts views, the least recently used first, until the total fits the budget.
-
-        The caller still references `used`, so evicting it frees nothing yet. If it alone exceeds the budget, it is
-        evicted and the other views stay.
-        """
-        if self._blocks.live_bytes + self._added_bytes <= self._budget_bytes:
-            return
-        blocks_bytes = sum(block.size_bytes for block in (*used.view.blocks, *used.view.delete_blocks))
-        leaving_bytes = 0
-        if blocks_bytes + used.added_bytes > self._budget_bytes:
-            for key in [key for key, cached in self._views.items() if cached is used]:
-                self._evict(key)
-            leaving_bytes = blocks_bytes
-        while self._views and self._blocks.live_bytes - leaving_bytes + self._added_bytes > self._budget_bytes:
-            self._evict(next(iter(self._views)))
-
-    def _evict(self, key: tuple[str, ...]) -> None:
-        evicted = self._views.pop(key)
-        self._added_bytes -= evicted.charged_bytes
-        evicted.charged_bytes = _EVICTED
-
     def check_invariants(self) -> None:
-        """AssertionError if the total does not match the cached views and their blocks. For tests."""
-        assert self._added_bytes == sum(cached.charged_bytes for cached in self._views.values())
-        alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
-        assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
+        """AssertionError if the account of memory is wrong. For tests."""
+        self._views.check_invariants()
 
 
 def _is_small(view: TableView) -> bool:
@@ -433,63 +339,12 @@ async def _needed(manifests: Sequence[ManifestFile], bound_scan: BoundScan) -> l
     return await asyncio.to_thread(find) if bound_scan.is_long else find()
 
 
-def _view_key(bound_scan: BoundScan) -> tuple[str, ...]:
-    if bound_scan.snapshot is None:
-        return ("",)
-    if bound_scan.request.incremental:
-        lists = [_list_name(snapshot) for snapshot in appended(bound_scan.metadata, bound_scan.request)]
-        return ("appends", *lists)
-    return (_list_name(bound_scan.snapshot),)
-
-
-def _lists(bound_scan: BoundScan) -> list[str]:
-    snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
-    if bound_scan.request.incremental:
-        snapshots = [*appended(bound_scan.metadata, bound_scan.request)]
-    return [snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list is not None]
-
-
 def _has_same_schemas(kept: Scan, metadata: TableMetadata) -> bool:
     """Whether a cached plan was made with the same schemas and specs.
 
     Tables registered from one metadata file share snapshots, and may evolve differently afterwards.
     """
     return kept.metadata.schemas == metadata.schemas and kept.metadata.partition_specs == metadata.partition_specs
-
-
-def _list_name(snapshot: Snapshot) -> str:
-    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
-
-
-def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
-    """A manifest that version 1 metadata lists by path alone."""
-    return ManifestFile(
-        manifest_path=path,
-        manifest_length=0,
-        partition_spec_id=0,
-        content=0,
-        sequence_number=0,
-        min_sequence_number=0,
-        added_snapshot_id=snapshot_id,
-        added_files_count=None,
-        existing_files_count=None,
-        deleted_files_count=None,
-        added_rows_count=None,
-        existing_rows_count=None,
-        deleted_rows_count=None,
-        partitions=None,
-        key_metadata=None,
-        first_row_id=None,
-    )
-
-
-def _live(manifest: ManifestFile) -> int:
-    """Live entries, according to the manifest list."""
-    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
-
-
-def _entries(manifest: ManifestFile) -> int:
-    return _live(manifest) + (manifest.deleted_files_count or 0)
 
 
 @asynccontextmanager

@@ -1,0 +1,116 @@
+"""The views of snapshots that the planner holds, with their plans, within a budget of memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.index.blocks.blocks import Blocks
+from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
+from seamark.metaserver.planner.indexes.coverage import coverages_bytes
+from seamark.metaserver.planner.plan.manifest_lists import MANIFEST_BYTES
+from seamark.metaserver.planner.plan.stages import PruningInput
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.view.view import TableView
+
+_PLANS_BYTES = 16 << 20
+"""Cached plans of one view."""
+_VIEW_BYTES = 4000
+"""Memory of a view without manifests."""
+_DELETE_BYTES = 300
+"""Memory of the delete index for each delete file: path, position and the bounds that rule it out."""
+_EVICTED = -1
+
+ViewKey = tuple[str, ...]
+
+
+class CachedView:
+    """A view and what was computed from it."""
+
+    __slots__ = ("charged_bytes", "checked", "deletes", "files", "plans", "view")
+
+    def __init__(self, view: TableView, deletes: DeleteIndex, files: int) -> None:
+        """`files`: live files of the snapshot, including those of manifests that the view leaves out."""
+        self.view = view
+        self.deletes = deletes
+        self.files = files
+        self.plans: MemoryCache[tuple[object, ...], Scan] = MemoryCache(_PLANS_BYTES)
+        self.checked: set[tuple[str, ...]] = set()
+        """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
+        self.charged_bytes = 0
+        """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
+
+    @property
+    def pruning_input(self) -> PruningInput:
+        return PruningInput(self.view, self.deletes, self.files)
+
+    @property
+    def added_bytes(self) -> int:
+        """Memory in addition to the blocks, which other views of the table share."""
+        manifests = len(self.view.manifests) + len(self.view.delete_manifests)
+        own = self.view.size_bytes + MANIFEST_BYTES * manifests + _DELETE_BYTES * self.view.delete_rows
+        return _VIEW_BYTES + own + self.plans.used_bytes
+
+
+class CachedViews:
+    """A view references its blocks. When the memory of live blocks, views and plans exceeds the budget, the least
+    recently used view is evicted."""
+
+    def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
+        self._blocks = blocks
+        self.budget_bytes = budget_bytes
+        self.added_bytes = 0
+        """Of all views, updated after each new plan."""
+        self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __contains__(self, key: ViewKey) -> bool:
+        return key in self._views
+
+    def get(self, key: ViewKey) -> CachedView | None:
+        """The view, which becomes the most recently used."""
+        cached = self._views.get(key)
+        if cached is not None:
+            self._views.move_to_end(key)
+        return cached
+
+    def put(self, key: ViewKey, cached: CachedView) -> None:
+        self._views[key] = cached
+        self.charge(cached)
+
+    def charge(self, cached: CachedView) -> None:
+        """Adds the growth of the view to the total; an evicted view is no longer part of it."""
+        if cached.charged_bytes != _EVICTED:
+            added = cached.added_bytes + coverages_bytes(cached.view)
+            self.added_bytes += added - cached.charged_bytes
+            cached.charged_bytes = added
+
+    def evict_over_budget(self, used: CachedView) -> None:
+        """Evicts views, the least recently used first, until the total fits the budget.
+
+        The caller still references `used`, so evicting it frees nothing yet. If it alone exceeds the budget, it is
+        evicted and the other views stay.
+        """
+        if self._blocks.live_bytes + self.added_bytes <= self.budget_bytes:
+            return
+        blocks_bytes = sum(block.size_bytes for block in (*used.view.blocks, *used.view.delete_blocks))
+        leaving_bytes = 0
+        if blocks_bytes + used.added_bytes > self.budget_bytes:
+            for key in [key for key, cached in self._views.items() if cached is used]:
+                self._evict(key)
+            leaving_bytes = blocks_bytes
+        while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
+            self._evict(next(iter(self._views)))
+
+    def _evict(self, key: ViewKey) -> None:
+        evicted = self._views.pop(key)
+        self.added_bytes -= evicted.charged_bytes
+        evicted.charged_bytes = _EVICTED
+
+    def check_invariants(self) -> None:
+        """AssertionError if the total does not match the cached views and their blocks. For tests."""
+        assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
+        alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
+        assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes

@@ -1,0 +1,108 @@
+"""The manifests of snapshots, with a cache of manifest lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.errors import NotFound
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.index.blocks.blocks import Blocks
+from seamark.metaserver.planner.scan.request import BoundScan, appended
+
+_LISTS_BYTES = 16 << 20
+"""Cached manifest lists, for plans that need only some of their manifests."""
+MANIFEST_BYTES = 1000
+"""Memory of one entry of a manifest list, rounded up."""
+
+
+class ManifestLists:
+    """Belongs to one event loop. Concurrent requests for the same list share one read."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._cache: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(_LISTS_BYTES)
+        self._reading: SingleFlight[str, tuple[ManifestFile, ...]] = SingleFlight()
+
+    async def manifests(self, bound_scan: BoundScan) -> Sequence[ManifestFile]:
+        """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
+        if not bound_scan.request.incremental:
+            return () if bound_scan.snapshot is None else await self._of(bound_scan.snapshot)
+        snapshots = appended(bound_scan.metadata, bound_scan.request)
+        ids = {snapshot.snapshot_id for snapshot in snapshots}
+        manifests: dict[str, ManifestFile] = {}
+        for snapshot in snapshots:
+            for manifest in await self._of(snapshot):
+                if manifest.content == 0 and manifest.added_snapshot_id in ids:
+                    manifests[manifest.manifest_path] = manifest
+        return tuple(manifests.values())
+
+    async def _of(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
+        if snapshot.manifest_list is not None:
+            location = snapshot.manifest_list
+            kept = self._cache.get(location)
+            if kept is None:
+                kept = await self._reading.run(location, lambda: self._blocks.manifest_list(location))
+                self._cache.put(location, kept, len(kept) * MANIFEST_BYTES)
+            return kept
+        if snapshot.manifests is None:
+            raise NotFound(
+                f"Snapshot {snapshot.snapshot_id} has neither manifest-list nor manifests; its metadata is invalid"
+            )
+        return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
+
+
+def view_key(bound_scan: BoundScan) -> tuple[str, ...]:
+    """Identifies the set of manifests that `manifests` returns."""
+    if bound_scan.snapshot is None:
+        return ("",)
+    if bound_scan.request.incremental:
+        names = [_list_name(snapshot) for snapshot in appended(bound_scan.metadata, bound_scan.request)]
+        return ("appends", *names)
+    return (_list_name(bound_scan.snapshot),)
+
+
+def list_locations(bound_scan: BoundScan) -> list[str]:
+    """The manifest lists that `manifests` reads."""
+    snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
+    if bound_scan.request.incremental:
+        snapshots = [*appended(bound_scan.metadata, bound_scan.request)]
+    return [snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list is not None]
+
+
+def live_entries(manifest: ManifestFile) -> int:
+    """According to the manifest list."""
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
+def entries(manifest: ManifestFile) -> int:
+    """According to the manifest list, deleted entries included."""
+    return live_entries(manifest) + (manifest.deleted_files_count or 0)
+
+
+def _list_name(snapshot: Snapshot) -> str:
+    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
+
+
+def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
+    """A manifest that version 1 metadata lists by path alone."""
+    return ManifestFile(
+        manifest_path=path,
+        manifest_length=0,
+        partition_spec_id=0,
+        content=0,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=snapshot_id,
+        added_files_count=None,
+        existing_files_count=None,
+        deleted_files_count=None,
+        added_rows_count=None,
+        existing_rows_count=None,
+        deleted_rows_count=None,
+        partitions=None,
+        key_metadata=None,
+        first_row_id=None,
+    )
