@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 import pyroaring
 
 from bench.report import OURS, Report, Row
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.metaserver.index.kinds import bitmap
 from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.kinds.bits import positions

@@ -31,8 +31,8 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.write.appends import append
 from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_rows
-from seamark.metaserver.index.keys.keys import keys_of
 from seamark.metaserver.index.kinds.record import Record
 from tests.services.seamark import Seamark
 

@@ -27,8 +27,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.report import OURS, Report, Row
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_rows
-from seamark.metaserver.index.keys.keys import key_of, keys_of
+from seamark.metaserver.index.keys.keys import key_of
 from seamark.metaserver.index.kinds.record import Fences, Record, build, encode, key_hash, merge
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000

@@ -34,7 +34,8 @@ from seamark.metaserver.iceberg.types.transforms import (
 )
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale, encode_json
-from seamark.metaserver.index.keys.keys import Keys, has_codes, keys_of, mask_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import Keys, has_codes, mask_of
 
 Longs = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]

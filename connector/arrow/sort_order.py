@@ -17,7 +17,8 @@ from seamark.connector.arrow.partitions import PartitionTerm, column_at, term_of
 from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID
-from seamark.metaserver.index.keys.keys import has_codes, keys_of, mask_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import has_codes, mask_of
 
 _NAN = np.uint64(2**64 - 1)
 

@@ -26,8 +26,9 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.files.index_file import FilesTable, assemble
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import file_ids
-from seamark.metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of, keys_of
+from seamark.metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of
 from seamark.metaserver.index.keys.terms import LOWER, Term
 from seamark.metaserver.index.kinds.kinds import KINDS
 

@@ -23,6 +23,7 @@ from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.delete_files import (
     EQUALITY,
     Columns,
@@ -33,7 +34,6 @@ from seamark.metaserver.index.keys.delete_files import (
     decoded,
 )
 from seamark.metaserver.index.keys.hashing import hash_halves
-from seamark.metaserver.index.keys.keys import keys_of
 from seamark.metaserver.index.keys.terms import resolve_id
 
 KEPT_BYTES = 256 << 20

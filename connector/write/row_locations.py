@@ -37,9 +37,9 @@ from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
 from seamark.metaserver.iceberg.types.values import FLOATS, Value
 from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.delete_files import merge_zeros
 from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
-from seamark.metaserver.index.keys.keys import keys_of
 from seamark.metaserver.index.kinds.kinds import KINDS
 
 Longs = npt.NDArray[np.int64]

@@ -15,8 +15,8 @@ import pytest
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.keys import keys
-from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.keys import arrow_keys
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from tests.bombs.peak import peak_of
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def as_keys(form: str) -> str:
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
     size, told = peak_of(as_keys, form)
-    assert told == f"expanded to one value per row, they take more than {keys.EXPANDED_MAX:,} bytes"
+    assert told == f"expanded to one value per row, they take more than {arrow_keys.EXPANDED_MAX:,} bytes"
     assert size < 64 * MIB
 
 

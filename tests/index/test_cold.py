@@ -15,8 +15,9 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.index_file import FilesTable, assemble, open_index_file
 from seamark.metaserver.index.files.remote import ColdIndex, open_remote
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_keys
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, keys_of
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.metaserver.index.kinds import bitmap, bloom, postings, record
 from seamark.metaserver.index.kinds.bitmap import BitmapQuestion
 from seamark.metaserver.index.kinds.bloom import BloomQuestion

@@ -16,9 +16,9 @@ from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.delete_files import HashSet
 from seamark.metaserver.index.keys.hashing import hash_rows
-from seamark.metaserver.index.keys.keys import keys_of
 from seamark.metaserver.index.keys.terms import resolve
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.deletes import delete_files

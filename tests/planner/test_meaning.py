@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.iceberg.expressions.expression import Bound, Op
-from seamark.metaserver.index.keys.keys import KeyRanges, key_of, keys_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import KeyRanges, key_of
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 NAN = math.nan

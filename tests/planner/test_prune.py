@@ -13,7 +13,8 @@ import pytest
 from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, Or
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block, encode_block
-from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
+from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
 from tests.api.plans.planned import STYLE, file_of

@@ -33,7 +33,8 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
+from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import never
 from seamark.metaserver.planner.view.view import ROW_BITS, TableView
 

@@ -26,9 +26,9 @@ from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
 from seamark.metaserver.index.keys.hashing import hash_halves
-from seamark.metaserver.index.keys.keys import keys_of
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where

@@ -25,8 +25,9 @@ from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
-from seamark.metaserver.index.keys.keys import Keys, Mask, keys_of
+from seamark.metaserver.index.keys.keys import Keys, Mask
 
 EQUALITY = 2
 

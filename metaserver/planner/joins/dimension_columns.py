@@ -21,8 +21,9 @@ from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.types.schema import Column, Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.kernels import _ordered
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, key_of, keys_of, mask_of
+from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, key_of, mask_of
 from seamark.metaserver.index.keys.ranks import Distinct, Ranks, ranked
 from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
 from seamark.metaserver.index.kinds.postings import union_of

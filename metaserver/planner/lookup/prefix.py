@@ -42,7 +42,7 @@ from seamark.metaserver.iceberg.types.types import base_name, canonical_primitiv
 from seamark.metaserver.iceberg.types.values import Value, decimal_scale, parse_iso_date
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, key_of
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.wire import decode_json

@@ -18,8 +18,9 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats, narrow_to_keys
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats, narrow_to_keys
 from seamark.metaserver.planner.pruning.incremental import keep_appended
+from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.request import BoundScan, appended
 from seamark.metaserver.planner.scan.scan import Scan, Stage
 from seamark.metaserver.planner.view.selection import Selection

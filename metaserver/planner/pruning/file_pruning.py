@@ -1,4 +1,4 @@
-"""Pruning: narrow a selection of files by an expression on their partition values, then on their column statistics.
+"""Pruning by column statistics: narrows a selection of files, after `partition_pruning`.
 
 A file is removed only if its partition values or statistics prove that none of its rows matches for any client: where
 clients order zeros or UUIDs differently, the proof holds in both orders. A value that is missing, of another type, or
@@ -12,54 +12,46 @@ zeros. A conjunction narrows by one child after another; a disjunction is the un
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op
 from seamark.metaserver.iceberg.expressions.projection import source_ranges
-from seamark.metaserver.iceberg.expressions.ranges import after_prefix
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.block import COUNTS
 from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
 from seamark.metaserver.index.kernels import _scan
 from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.planner.pruning.comparisons import (
+    COMPARISONS,
+    GE,
+    GT,
+    IN_LIMIT,
+    LE,
+    LT,
+    compare_keys,
+    conditions_outside_prefix,
+    narrow,
+    narrow_to_prefix,
+    run_comparison,
+    run_membership,
+)
 from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any, never
-from seamark.metaserver.planner.view.view import ColumnStatistics, Flags, PartitionValues, Side, TableView
+from seamark.metaserver.planner.view.view import ColumnStatistics, Flags, Side, TableView
 
-LE, LT, GE, GT = 0, 1, 2, 3
-_OPS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
-_POSITIVE = frozenset({*_OPS, Op.EQ, Op.IN, Op.STARTS_WITH})
+_POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
 """Operators that match only values near the literals."""
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
-IN_LIMIT = 200
-"""Longer lists of strings are replaced by their range; lists of numbers have no limit."""
-Key = int | float | bytes
-Sides = tuple[Side, ...]
-
-
-def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
-    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`). Files of
-    other specs are kept.
-    """
-    if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
-        _narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
-        return
-    spec_ids = selection.view.spec_ids
-    for spec_id, expression in by_spec.items():
-        of_spec = spec_ids == spec_id
-        part = Selection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
-        _narrow(part, expression, _partition_leaf, expired)
-        selection.state[of_spec] = part.state[of_spec]
 
 
 def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
     """Narrows by record counts, bounds, null counts and NaN counts, for bound predicates on columns."""
     uncounted = _narrow_by_record_count(selection)
-    _narrow(selection, expression, _stats_leaf, expired)
+    narrow(selection, expression, _stats_leaf, expired)
     if uncounted is not None:
         selection.add(uncounted)
 
@@ -83,44 +75,13 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
     return uncounted
 
 
-def _narrow(
-    selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
-) -> None:
-    if expired():
-        return
-    if isinstance(expression, Always):
-        if not expression.value:
-            selection.clear()
-    elif isinstance(expression, And):
-        for number, child in enumerate(sorted(expression.children, key=_cost)):
-            if number and not selection.state.any():
-                return
-            _narrow(selection, child, leaf, expired)
-    elif isinstance(expression, Or):
-        branches = [partial(_narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
-        narrow_to_any(selection, branches, expired)
-    else:
-        assert isinstance(expression, Bound)
-        leaf(selection, expression)
-
-
-def _cost(expression: Expression) -> int:
-    """Evaluation order: fixed-width comparisons, then strings, then nested expressions."""
-    if isinstance(expression, Bound):
-        return 1 if form_of(expression.kind) is Form.STRINGS else 0
-    return 2 if isinstance(expression, And) else 3
-
-
-# Statistics
-
-
 def _stats_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
         return  # statistics count elements of lists and maps, not rows
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
-            _narrow(selection, ranges, _stats_leaf, never)
+            narrow(selection, ranges, _stats_leaf, never)
         return
     column = selection.view.stats(bound.column_id, bound.kind)
     op = bound.op
@@ -183,16 +144,16 @@ def _tested(view: TableView, column: ColumnStatistics, number: int, test: CountT
 
 def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
     op = bound.op
-    if op in _OPS:
-        narrow = partial(_compare, column=column, op=_OPS[op], kind=bound.kind, value=bound.values[0])
+    if op in COMPARISONS:
+        by_value = partial(_compare, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
-            narrow_to_any(selection, [narrow, *_conditions_across_orders(column)])
+            narrow_to_any(selection, [by_value, *_conditions_across_orders(column)])
         else:
-            narrow(selection)
+            by_value(selection)
     elif op is Op.EQ:
         _equal(selection, column, bound.kind, bound.values[0])
     elif op is Op.STARTS_WITH:
-        _narrow_to_prefix(selection, column.lower, column.upper, bound.values[0])
+        narrow_to_prefix(selection, column.lower, column.upper, bound.values[0])
     else:
         _narrow_to_members(selection, column, bound)
 
@@ -204,7 +165,7 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
         if side.form is Form.FLOATS and key == 0:
             _compare_zero(selection, side, op, float(key))
         else:
-            _run(selection, side, op, key, uuid=kind == "uuid")
+            run_comparison(selection, side, op, key, uuid=kind == "uuid")
 
 
 def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
@@ -212,33 +173,16 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
     first bit set, or exists. Values between two such bounds in one order may be outside them in the other order.
     """
 
-    def narrow(selection: Selection, lower: int, upper: int) -> None:
-        _compare_keys(selection, column.lower, lower, b"\x80")
-        _compare_keys(selection, column.upper, upper, b"\x80")
+    def across(selection: Selection, lower: int, upper: int) -> None:
+        compare_keys(selection, column.lower, lower, b"\x80")
+        compare_keys(selection, column.upper, upper, b"\x80")
 
     # Files without a bound: no UUID is less than the first key, and none is greater than the second.
     unbounded = [
-        partial(_compare_keys, sides=column.lower, op=LT, key=b""),
-        partial(_compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
+        partial(compare_keys, sides=column.lower, op=LT, key=b""),
+        partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
     ]
-    return [*unbounded, partial(narrow, lower=LT, upper=GE), partial(narrow, lower=GE, upper=LT)]
-
-
-def _compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> None:
-    for side in sides:
-        if side.form is Form.STRINGS:
-            _run(selection, side, op, key, uuid=False)
-
-
-def _run(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> None:
-    if side.form is Form.STRINGS:
-        assert isinstance(key, bytes)
-        _scan.narrow_strings(side.layout, side.low, side.high, selection.state, selection.mask, op, key, uuid)
-    elif side.form is Form.FLOATS:
-        _scan.narrow_doubles(side.layout, side.low, side.high, selection.state, selection.mask, op, float(key))
-    else:
-        assert not isinstance(key, bytes)
-        _scan.narrow_longs(side.layout, side.low, side.high, selection.state, selection.mask, op, int(key))
+    return [*unbounded, partial(across, lower=LT, upper=GE), partial(across, lower=GE, upper=LT)]
 
 
 def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> None:
@@ -248,11 +192,11 @@ def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> Non
     """
     strict = (op == LT and not math.copysign(1, zero) < 0) or (op == GT and math.copysign(1, zero) < 0)
     if not strict:
-        _run(selection, side, op, 0.0, uuid=False)
+        run_comparison(selection, side, op, 0.0, uuid=False)
         return
     other = selection.copy()
-    _run(selection, side, op, 0.0, uuid=False)
-    _run(other, side, LE if op == LT else GE, 0.0, uuid=False)
+    run_comparison(selection, side, op, 0.0, uuid=False)
+    run_comparison(other, side, LE if op == LT else GE, 0.0, uuid=False)
     view = selection.view
     for number in np.flatnonzero((other.state != 0) & (side.low <= 0) & (side.high >= 0)).tolist():
         packed = side.packed[number]
@@ -300,7 +244,7 @@ def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> 
             partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
             partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
         ]
-    return _conditions_outside_prefix(column.lower, column.upper, value)
+    return conditions_outside_prefix(column.lower, column.upper, value)
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
@@ -311,7 +255,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
         _compare(selection, column, GE, bound.kind, values[0])
     sides = _integer_sides(column)
     if sides is not None:
-        _run_in(selection, *sides, bound)
+        run_membership(selection, *sides, bound)
         return
     if len(values) > IN_LIMIT:
         return
@@ -336,7 +280,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
-                _run(selection, side, op, key, uuid=False)
+                run_comparison(selection, side, op, key, uuid=False)
     integers = _integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
@@ -365,164 +309,3 @@ def _have_one_order(uuids: Sequence[Value]) -> bool:
 def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Value) -> None:
     _compare(selection, column, LE, kind, value)
     _compare(selection, column, GE, kind, value)
-
-
-def _run_in(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:
-    """Keeps files whose range, lower to upper, contains one of the integers that `bound` lists."""
-    keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
-    _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
-
-
-def _narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Value) -> None:
-    """STARTS_WITH: some value between lower and upper has the prefix `value`."""
-    prefix = _text(value)
-    _compare_keys(selection, upper, GE, prefix)
-    if following := after_prefix(prefix):
-        _compare_keys(selection, lower, LT, following)
-
-
-def _conditions_outside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
-    """NOT_STARTS_WITH: conditions under which some value between lower and upper lacks the prefix `value`."""
-    prefix = _text(value)
-    conditions: list[Callable[[Selection], None]] = [partial(_compare_keys, sides=lower, op=LT, key=prefix)]
-    if following := after_prefix(prefix):
-        conditions.append(partial(_compare_keys, sides=upper, op=GE, key=following))
-    return conditions
-
-
-def _text(value: Value) -> bytes:
-    assert isinstance(value, str)
-    return value.encode("utf-8", "surrogatepass")
-
-
-# Partition values
-
-
-def _partition_leaf(selection: Selection, bound: Bound) -> None:
-    column = selection.view.partition(bound.column_id, bound.kind)
-    if form_of(bound.kind) is None:
-        return
-    part = selection
-    if not column.is_known:
-        part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
-    if form_of(bound.kind) is Form.FLOATS:
-        _narrow_floats(part, column, bound)
-    else:
-        _narrow_values(part, column, bound)
-    if part is not selection:
-        selection.state[column.known] = part.state[column.known]
-
-
-def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    op, values, kind = bound.op, bound.values, bound.kind
-    if op is Op.IS_NULL:
-        _keep_nulls(selection, column, nulls=True)
-    elif op is Op.NOT_NULL:
-        _keep_nulls(selection, column, nulls=False)
-    elif op in _OPS:
-        _compare_values(selection, column, (_OPS[op],), kind, values[0])
-    elif op is Op.EQ:
-        _compare_values(selection, column, (LE, GE), kind, values[0])
-    elif op is Op.IN:
-        _narrow_values_in(selection, column, bound)
-    elif op is Op.NOT_EQ or op is Op.NOT_IN:
-        _narrow_values_out(selection, column, bound)
-    elif op is Op.STARTS_WITH:
-        _keep_nulls(selection, column, nulls=False)
-        _narrow_to_prefix(selection, column.sides, column.sides, values[0])
-    elif op is Op.NOT_STARTS_WITH:
-        nulls = partial(_keep_nulls, column=column, nulls=True)
-        narrow_to_any(selection, [nulls, *_conditions_outside_prefix(column.sides, column.sides, values[0])])
-
-
-def _compare_values(
-    selection: Selection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
-) -> None:
-    _keep_nulls(selection, column, nulls=False)
-    for op in ops:
-        for side in column.sides:
-            _run(selection, side, op, key_of(side.form, kind, value), uuid=kind == "uuid" and len(ops) == 1)
-
-
-def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
-    _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
-    if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
-        _run_in(selection, column.sides[0], column.sides[0], bound)
-    elif len(bound.values) <= IN_LIMIT:
-        narrow_to_any(
-            selection,
-            [
-                partial(_compare_values, column=column, ops=(LE, GE), kind=bound.kind, value=value)
-                for value in bound.values
-            ],
-        )
-
-
-def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN; null matches both."""
-    if len(bound.values) > IN_LIMIT:
-        return
-    for value in bound.values:
-        narrow_to_any(
-            selection,
-            [
-                partial(_keep_nulls, column=column, nulls=True),
-                partial(_compare_values, column=column, ops=(LT,), kind=bound.kind, value=value),
-                partial(_compare_values, column=column, ops=(GT,), kind=bound.kind, value=value),
-            ],
-        )
-
-
-def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -> None:
-    """Keeps files whose value is null, or files whose value is not null."""
-    if not column.has_nulls:
-        if nulls:
-            selection.clear()
-        return
-    selection.state[column.nulls == (0 if nulls else 1)] = 0
-    for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
-        packed = column.packed[number]
-        assert packed is not None
-        present = selection.view.blocks[number].column_at(packed).present()
-        selection.keep(number, ~present if nulls else present)
-
-
-def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Partition values of float and double: rare, so numpy evaluates them block by block. NaN is greater than every
-    number, as in Java; the two zeros are equal.
-    """
-    for number in np.flatnonzero(selection.state).tolist():
-        packed = column.packed[number]
-        block = selection.view.blocks[number]
-        if packed is None:
-            values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
-        else:
-            values, present = block.column_at(packed).doubles(), block.column_at(packed).present()
-        selection.keep(number, _float_matches(values, present, bound))
-
-
-def _float_matches(
-    values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
-) -> npt.NDArray[np.bool_]:
-    nan: npt.NDArray[np.bool_] = present & np.isnan(values)
-    keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
-    op = bound.op
-    if op is Op.IS_NULL:
-        return ~present
-    if op is Op.NOT_NULL:
-        return present
-    if op is Op.IS_NAN:
-        return nan
-    if op is Op.NOT_NAN:
-        return ~nan
-    matches: npt.NDArray[np.bool_]
-    if op in (Op.IN, Op.EQ):
-        matches = present & np.isin(values, keys)
-    elif op in (Op.NOT_IN, Op.NOT_EQ):
-        matches = ~present | ~np.isin(values, keys) | (values == 0)
-    elif op in (Op.LT, Op.LT_EQ):
-        matches = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
-    else:
-        matches = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
-    return matches

@@ -18,7 +18,8 @@ import pyarrow as pa
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
 from seamark.metaserver.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
-from seamark.metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of, keys_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of
 from seamark.metaserver.index.keys.terms import Term
 
 _INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}

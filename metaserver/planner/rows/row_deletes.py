@@ -23,6 +23,7 @@ from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.delete_files import (
     EQUALITY,
     Columns,
@@ -33,7 +34,7 @@ from seamark.metaserver.index.keys.delete_files import (
     merge_zeros,
 )
 from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
-from seamark.metaserver.index.keys.keys import Keys, Mask, keys_of
+from seamark.metaserver.index.keys.keys import Keys, Mask
 from seamark.metaserver.index.keys.terms import resolve_id
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at

@@ -12,8 +12,8 @@ import pytest
 
 from seamark.metaserver.api.indexes import index_audit
 from seamark.metaserver.index.files.index_file import FilesTable, assemble, read_header
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import file_ids
-from seamark.metaserver.index.keys.keys import keys_of
 from seamark.metaserver.index.kinds import bloom
 from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.api.client import Api

@@ -13,7 +13,7 @@ import pytest
 from seamark.connector.index.files import DataFile as ListedFile
 from seamark.connector.index.files import index_file
 from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.keys.keys import keys_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.terms import Term
 from seamark.metaserver.index.kinds import bitmap
 from tests.api.client import Api

@@ -19,8 +19,9 @@ from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.iceberg.types.transforms import apply
 from seamark.metaserver.index.files.definitions import define
 from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_key, hash_keys, hash_rows
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of, mask_of
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, mask_of
 from seamark.metaserver.index.keys.terms import LOWER, lowered, resolve
 from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.kinds.bits import positions

@@ -17,8 +17,9 @@ from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.index.files.definitions import IndexDefinition, define
 from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_keys, hash_rows
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, keys_of
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of
 from seamark.metaserver.index.kinds import bitmap, bloom, record
 from seamark.metaserver.index.kinds.bits import positions
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of, mask_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, mask_of
 from seamark.metaserver.index.kinds import bitmap, postings
 from seamark.metaserver.index.kinds.bitmap import Bitmap, FileBitmap
 from seamark.metaserver.index.kinds.slices import EQUALITY, SLICES, slice_count

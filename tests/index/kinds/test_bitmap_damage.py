@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.index.kernels import _ordered
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, keys_of
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges
 from seamark.metaserver.index.kinds import bitmap, postings
 from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.kinds.bits import Coding

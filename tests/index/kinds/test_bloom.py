@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamark.metaserver.index.kernels import _bloom
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_key
-from seamark.metaserver.index.keys.keys import Keys, key_of, keys_of
+from seamark.metaserver.index.keys.keys import Keys, key_of
 from seamark.metaserver.index.kinds.bloom import (
     FIXED_SIZE,
     Bloom,

@@ -14,8 +14,9 @@ import pytest
 
 from seamark.metaserver.index.kernels._rows import any_row
 from seamark.metaserver.index.keys import key_set
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.key_set import KeySet, KeySpan
-from seamark.metaserver.index.keys.keys import keys_of, mask_of
+from seamark.metaserver.index.keys.keys import mask_of
 from seamark.metaserver.index.keys.ranks import Distinct, ranked
 from seamark.metaserver.index.kinds import bitmap
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.keys import (
     CODE_MAX,
     Key,
@@ -25,7 +26,6 @@ from seamark.metaserver.index.keys.keys import (
     bits_of,
     has_codes,
     key_of,
-    keys_of,
     mask_of,
 )
 

@@ -21,8 +21,9 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.index.kernels._record import sorted_run
+from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import checksum, hash_rows
-from seamark.metaserver.index.keys.keys import Keys, key_of, keys_of
+from seamark.metaserver.index.keys.keys import Keys, key_of
 from seamark.metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, key_hash, merge
 
 PAGE = 4096
