@@ -58,7 +58,7 @@ _SAMPLE_BYTES = 4 << 20
 _BATCH_BYTES = 4 << 10
 """Memory of a batch in addition to its values."""
 _INDEX_ROWS = 8_000_000
-"""Rows of the data files that one index file covers."""
+"""Rows of the data files that an index file covers."""
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
 """Includes objects with Arrow's stream interface, such as a Polars frame or a DuckDB relation."""
@@ -105,7 +105,7 @@ class WrittenFiles:
         )
 
     def with_allowed_indexes(self, storage: Storage) -> WrittenFiles:
-        """At most the index files that one commit may add, because an index must not fail a write. The others are
+        """At most the index files that a commit may add, because an index must not fail a write. The others are
         deleted; an indexer builds them later."""
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])

@@ -91,10 +91,10 @@ class BatchKeys:
         For each column it lists the values if they are at most `values_max` divided by the number of columns. Otherwise
         it contains at most `ranges_max` ranges and the buckets of the column in each of the specs."""
         conjuncts: list[Expression] = []
-        most = values_max // len(self.fields)
+        values_per_column = values_max // len(self.fields)
         for field, extent in zip(self.fields, self._extents, strict=True):
             values, kind = extent.values, str(field.type)
-            if values is not None and len(values) <= most:
+            if values is not None and len(values) <= values_per_column:
                 conjuncts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
                 continue
             if extent.ranges:
@@ -177,13 +177,13 @@ def _sorted_values(kind: str, values: Iterable[Value | None]) -> list[Any] | Non
     return sorted(distinct)
 
 
-def _ranges(lows: Sequence[Any], highs: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
-    """Joins ascending ranges into at most `most` ranges, split at about the widest gaps: values are rounded."""
+def _ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
+    """Joins ascending ranges into at most `ranges_max` ranges, split at about the widest gaps: values are rounded."""
     start = _common_prefix(lows[0], highs[-1])
     below = _as_floats(lows, start)
     above = below if highs is lows else _as_floats(highs, start)
     gaps = below[1:] - above[:-1]
-    cuts = np.sort(np.argsort(-gaps, kind="stable")[: most - 1] + 1).tolist()
+    cuts = np.sort(np.argsort(-gaps, kind="stable")[: ranges_max - 1] + 1).tolist()
     return [(lows[first], highs[end - 1]) for first, end in pairwise([0, *cuts, len(lows)])]
 
 
@@ -302,11 +302,13 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, way: str | 
         return LocatedKeys((), frozenset())
     index = record_index(table.metadata, keys.fields)
     if way == LOOKUP and index is None:
-        named = ", ".join(field.name for field in keys.fields)
-        raise Unwritable(f"no record index is on the key {named}; create one, or locate rows by {SCAN}")
-    few = (index is not None and way != SCAN) or sum(column.nbytes for column in keys.columns) > _VALUES_BYTES_MAX
-    most = FEW_VALUES_MAX if few else VALUES_MAX
-    tasks = {task.path: task for task in plan(client, table, keys.holding(most, table.metadata.partition_specs))}
+        key_text = ", ".join(field.name for field in keys.fields)
+        raise Unwritable(f"no record index is on the key {key_text}; create one, or locate rows by {SCAN}")
+    keys_bytes = sum(column.nbytes for column in keys.columns)
+    uses_index = index is not None and way != SCAN
+    values_max = FEW_VALUES_MAX if uses_index or keys_bytes > _VALUES_BYTES_MAX else VALUES_MAX
+    key_filter = keys.holding(values_max, table.metadata.partition_specs)
+    tasks = {task.path: task for task in plan(client, table, key_filter)}
     answer = None if index is None or way == SCAN else _look_up(client, table, keys, index)
     located = []
     if answer is not None:

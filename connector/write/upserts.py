@@ -339,12 +339,12 @@ class _Stored:
             later[self.keys[given_rank.is_before(stored_rank)]] = True
         return later
 
-    def completed(self, batch: Batch, wins: Mask, kept: Sequence[str]) -> pa.Table:
-        """The batch's rows that replace stored rows, with the `kept` columns of the latest stored row."""
+    def completed(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
+        """The batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
-        stored = self.rows.select(list(kept)).take(pa.array(chosen))
-        for name in kept:
+        stored = self.rows.select(list(names)).take(pa.array(chosen))
+        for name in names:
             completed = completed.append_column(stored.field(name), stored[name])
         return completed
 
