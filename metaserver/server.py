@@ -57,7 +57,7 @@ from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import TakeLease
+from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
 from seamark.metaserver.tls import Certificate

@@ -23,8 +23,8 @@ from bench.run import names_of, parser_of, run_benches
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.api.client import Api, set_properties
 from tests.api.plans.planned import append, tens
 from tests.server.rig import Running

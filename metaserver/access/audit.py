@@ -26,7 +26,9 @@ from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.store.port import AuditRecord, PointerStore, SaveAudit
+from seamark.metaserver.store.model import AuditRecord
+from seamark.metaserver.store.operations import SaveAudit
+from seamark.metaserver.store.port import PointerStore
 
 CAPACITY = 10_000
 """The largest number of queued records; about 5 MB."""

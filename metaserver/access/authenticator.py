@@ -35,7 +35,8 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import Forbidden, Unauthenticated
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import PointerStore, Token
+from seamark.metaserver.store.model import Token
+from seamark.metaserver.store.port import PointerStore
 
 if TYPE_CHECKING:
     from seamark.metaserver.access import oidc

@@ -28,7 +28,7 @@ import msgspec
 
 from seamark.metaserver.access.principal import RANKS, Principal, Role, show_path
 from seamark.metaserver.errors import Forbidden
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 
 
 class Scope(Enum):

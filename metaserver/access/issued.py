@@ -17,7 +17,7 @@ from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import Unauthenticated
-from seamark.metaserver.store.port import Token
+from seamark.metaserver.store.model import Token
 
 if TYPE_CHECKING:
     from joserfc import jwk

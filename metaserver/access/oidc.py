@@ -27,7 +27,7 @@ from seamark.metaserver.access.principal import OIDC_PREFIX, parse_role
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import BadRequest, RetryLater, Unauthenticated
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Grant
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.wire import check_name, decode_json
 
 FRESH_S = 600.0

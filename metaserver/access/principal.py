@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import Grant, NamespacePath
+from seamark.metaserver.store.model import Grant, NamespacePath
 from seamark.metaserver.wire import check_name, check_namespace
 
 OIDC_PREFIX = "oidc:"

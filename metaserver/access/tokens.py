@@ -17,16 +17,9 @@ from collections.abc import Sequence
 from seamark.metaserver.access.principal import check_token_name, make_grant
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound
-from seamark.metaserver.store.port import (
-    Grant,
-    Operation,
-    PointerStore,
-    RemoveGrant,
-    RevokeToken,
-    SaveGrant,
-    SaveToken,
-    Token,
-)
+from seamark.metaserver.store.model import Grant, Token
+from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeToken, SaveGrant, SaveToken
+from seamark.metaserver.store.port import PointerStore
 
 PREFIX = "smk_"
 """Makes leaked tokens recognisable for secret scanners and people."""

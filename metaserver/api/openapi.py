@@ -8,31 +8,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
 from seamark.metaserver.api.commits.commits import COMMITTED_SCHEMA
 from seamark.metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from seamark.metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
-from seamark.metaserver.api.http.describe import (
-    Description,
-    Parameter,
-    ResponseSpec,
-    describe,
-    description_of,
-    is_described,
-)
-from seamark.metaserver.api.http.render import json_answer
+from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, description_of
+from seamark.metaserver.api.http.dispatch import Route, add_endpoints, json_answer
 from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
-from seamark.metaserver.api.lookups.bitmaps import BITMAP_SCHEMA
-from seamark.metaserver.api.lookups.lookups import LOOKUP_SCHEMA
 from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
-from seamark.metaserver.api.plans.explain import EXPLANATION_SCHEMA
-from seamark.metaserver.api.plans.joins import JOIN_SCHEMA
-from seamark.metaserver.api.plans.plan_tables import PLAN_TABLE_SCHEMA
 
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
 
@@ -55,25 +45,30 @@ _ERROR_SCHEMA: dict[str, Any] = {
 _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
-@describe(
+@Route(
+    "GET",
+    "/api/v1/openapi.json",
     "openapi",
     "This document",
     tags=("operation",),
     answers=(ResponseSpec(200, "OpenAPI 3.1", {"type": "object"}),),
     public=True,
-)
+).takes_request
 async def openapi(request: web.Request) -> web.Response:
     return json_answer(request.app[DOCUMENT])
 
 
 def build_document(app: web.Application) -> dict[str, Any]:
-    """The document for all described routes of `app`, sorted by path."""
+    """The document for the routes of `app` that describe answers, sorted by path."""
+    routes = [route for route in app.router.routes() if route.resource is not None and route.method != "HEAD"]
+    described = [(route, description_of(route.handler)) for route in routes]
+    described = [(route, description) for route, description in described if description.answers]
+    schemas, derived = _derive_schemas([description for _, description in described])
     paths: dict[str, dict[str, Any]] = {}
-    for route in app.router.routes():
-        if route.resource is None or route.method == "HEAD" or not is_described(route.handler):
-            continue
+    for route, description in described:
+        assert route.resource is not None
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(description_of(route.handler))
+        paths.setdefault(path, {})[route.method.lower()] = _operation(description, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -92,17 +87,13 @@ def build_document(app: web.Application) -> dict[str, Any]:
                 "ColumnStats": COLUMN_STATS_SCHEMA,
                 "Partition": PARTITION_SCHEMA,
                 "Committed": COMMITTED_SCHEMA,
-                "Explanation": EXPLANATION_SCHEMA,
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
-                "Lookup": LOOKUP_SCHEMA,
-                "Bitmap": BITMAP_SCHEMA,
-                "PlanTable": PLAN_TABLE_SCHEMA,
-                "Join": JOIN_SCHEMA,
                 "Token": TOKEN_SCHEMA,
                 "Grant": GRANT_SCHEMA,
                 "AuditRecord": AUDIT_SCHEMA,
                 "Error": _ERROR_SCHEMA,
+                **derived,
             },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
@@ -110,21 +101,34 @@ def build_document(app: web.Application) -> dict[str, Any]:
     }
 
 
-def _operation(described: Description) -> dict[str, Any]:
+def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], dict[str, Any]], dict[str, Any]]:
+    """(the schema of a declared body or answer, the components derived from types)."""
+    declared = [description.body for description in descriptions]
+    declared += [answer.schema for description in descriptions for answer in description.answers]
+    types = [given for given in declared if given is not None and not isinstance(given, dict)]
+    references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = {id(given): reference for given, reference in zip(types, references, strict=True)}
+    return lambda given: given if isinstance(given, dict) else by_type[id(given)], components
+
+
+def _operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": described.operation,
         "summary": described.summary,
         "tags": list(described.tags),
-        "responses": {str(answer.status): _response(answer, described.waits) for answer in described.answers},
+        "responses": {
+            str(answer.status): _response(answer, schema_of, described.waits) for answer in described.answers
+        },
     }
     operation["responses"]["default"] = {
         "description": "An error, in the form of the Iceberg REST specification",
         "content": _ERROR_CONTENT,
     }
-    if described.parameters:
-        operation["parameters"] = [_parameter(parameter) for parameter in described.parameters]
+    if described.all_parameters:
+        operation["parameters"] = [_parameter(parameter) for parameter in described.all_parameters]
     if described.body is not None:
-        operation["requestBody"] = {"required": False, "content": {"application/json": {"schema": described.body}}}
+        content = {"application/json": {"schema": schema_of(described.body)}}
+        operation["requestBody"] = {"required": not described.is_body_optional, "content": content}
     if described.public:
         operation["security"] = []
     return operation
@@ -140,10 +144,10 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _response(answer: ResponseSpec, streams: bool) -> dict[str, Any]:
+def _response(answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], streams: bool) -> dict[str, Any]:
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
-        response["content"] = {answer.content_type: {"schema": answer.schema}}
+        response["content"] = {"application/json": {"schema": schema_of(answer.schema)}}
         if streams:
             response["content"][EVENT_STREAM] = {"schema": {"type": "string"}}
     elif answer.status >= 400:
@@ -153,5 +157,5 @@ def _response(answer: ResponseSpec, streams: bool) -> dict[str, Any]:
 
 def add_routes(app: web.Application) -> None:
     """Registered last: the document contains the routes registered before."""
-    app.router.add_get("/api/v1/openapi.json", openapi)
+    add_endpoints(app, openapi)
     app[DOCUMENT] = build_document(app)

@@ -28,7 +28,8 @@ from seamark.metaserver.errors import CommitUnknown, Corrupt, NotFound
 from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Entry, EntryKind, IdempotencyRecord, NamespacePath, PointerStore
+from seamark.metaserver.store.model import Entry, EntryKind, IdempotencyRecord, NamespacePath
+from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 

@@ -13,22 +13,17 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.operations import (
     DropEntry,
-    DroppedEntry,
-    Entry,
-    EntryKind,
     ForgetDropped,
-    Instant,
-    InstantFilter,
-    InstantState,
     MoveInstant,
-    NamespacePath,
     Operation,
     RecordInstant,
     ReleaseLocations,
     RestoreEntry,
 )
+from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.wire import check_new_name
 
 _BATCH = 100

@@ -15,15 +15,8 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    DropEntry,
-    Entry,
-    EntryKind,
-    NamespacePath,
-    Operation,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation, SwapPointer
 from seamark.metaserver.wire import check_name, encode_json, show
 
 

@@ -8,7 +8,8 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.errors import BadRequest, TooManyRequests
-from seamark.metaserver.store.port import EntryKind, MetricsReport, NamespacePath, SaveMetricsReport
+from seamark.metaserver.store.model import EntryKind, MetricsReport, NamespacePath
+from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
 _TYPES = ("scan-report", "commit-report")

@@ -10,13 +10,8 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.errors import CommitConflict, Unprocessable
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.store.port import (
-    CreateNamespace,
-    DropNamespace,
-    Namespace,
-    NamespacePath,
-    ReplaceNamespaceProperties,
-)
+from seamark.metaserver.store.model import Namespace, NamespacePath
+from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.wire import check_namespace, encode_json
 
 

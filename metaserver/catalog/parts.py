@@ -31,21 +31,17 @@ from seamark.metaserver.iceberg.metadata.properties import check_client_properti
 from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import (
     Entry,
     EntryKind,
     IdempotencyRecord,
     Instant,
-    InstantFilter,
     InstantState,
     Namespace,
     NamespacePath,
-    Operation,
-    PointerStore,
-    RecordInstant,
-    SaveIdempotency,
-    SwapPointer,
 )
+from seamark.metaserver.store.operations import Operation, RecordInstant, SaveIdempotency, SwapPointer
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.wire import show
 

@@ -9,7 +9,7 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.errors import AlreadyExists, Forbidden
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import METADATA_PATH, metadata_folder
-from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.wire import show
 
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")

@@ -19,7 +19,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissi
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:

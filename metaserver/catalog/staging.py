@@ -13,7 +13,7 @@ from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import Forbidden
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import show
 
 if TYPE_CHECKING:

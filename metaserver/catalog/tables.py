@@ -34,18 +34,9 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.new_table import new_table
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    DropEntry,
-    Entry,
-    EntryKind,
-    IdempotencyTaken,
-    InstantFilter,
-    InstantState,
-    NamespacePath,
-    RenameEntry,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, SwapPointer
+from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
 from seamark.metaserver.wire import check_changeable, check_new_name, show
 
 

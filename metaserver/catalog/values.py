@@ -8,7 +8,7 @@ import msgspec
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.views.view import ViewMetadata
-from seamark.metaserver.store.port import Entry, NamespacePath
+from seamark.metaserver.store.model import Entry, NamespacePath
 
 T = TypeVar("T")
 

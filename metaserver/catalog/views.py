@@ -27,16 +27,9 @@ from seamark.metaserver.iceberg.metadata.properties import check_client_properti
 from seamark.metaserver.iceberg.metadata.requirements import check_view_requirements
 from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
 from seamark.metaserver.iceberg.views.view_updates import apply_view_updates, new_view
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    Entry,
-    EntryKind,
-    IdempotencyTaken,
-    InstantFilter,
-    NamespacePath,
-    RecordInstant,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, RecordInstant, SwapPointer
+from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
 from seamark.metaserver.wire import check_new_name, show
 
 _RECORDED_MAX = 10_000

@@ -25,16 +25,10 @@ from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import (
-    AuditRecord,
-    Grant,
-    NamespacePath,
-    PointerStore,
-    RemoveGrant,
-    SaveAudit,
-    SaveGrant,
-)
+from seamark.metaserver.store.operations import RemoveGrant, SaveAudit, SaveGrant
+from seamark.metaserver.store.port import PointerStore
 
 T = TypeVar("T")
 Work = Callable[[PointerStore, Clock], Awaitable[T]]

@@ -28,16 +28,9 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_pre
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.cleanup import Cleanup
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    Entry,
-    EntryKind,
-    IdempotencyTaken,
-    NamespacePath,
-    Operation,
-    RecordInstant,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, Operation, RecordInstant, SwapPointer
+from seamark.metaserver.store.port import IdempotencyTaken
 from seamark.metaserver.wire import show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"

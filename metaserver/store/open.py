@@ -15,12 +15,12 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.store.sqlite import open_sqlite
+from seamark.metaserver.store.sql.sqlite import open_sqlite
 
 if TYPE_CHECKING:
-    from seamark.metaserver.store import postgres
+    from seamark.metaserver.store.sql import postgres
 else:
-    postgres = Deferred("seamark.metaserver.store.postgres")
+    postgres = Deferred("seamark.metaserver.store.sql.postgres")
 
 
 @asynccontextmanager

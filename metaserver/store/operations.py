@@ -1,63 +1,359 @@
-"""The semantics of the port's operations: one generator each, dispatched by type. The only SQL that writes.
-
-The rule: no statement may raise a constraint error, because PostgreSQL aborts the whole transaction then. Every insert
-therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened, every update has its condition in its WHERE,
-and the meaning of a missing row is queried afterwards. Under READ COMMITTED that is free of races: PostgreSQL waits for
-a concurrent writer of the row and checks the condition again on the new row.
-
-The generators are in `names`, `instants`, `records`, `index_files`, `claims`, `producers` and `plan_tables`.
-"""
+"""The operations of the pointer store's transactions, as values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from seamark.metaserver.store import claims, index_files, instants, names, plan_tables, port, producers, records
-from seamark.metaserver.store.statement import Steps
+import msgspec
+
+from seamark.metaserver.store.model import (
+    AuditRecord,
+    ClaimedLocation,
+    DroppedEntry,
+    Entry,
+    EntryKind,
+    Grant,
+    IdempotencyRecord,
+    Instant,
+    InstantState,
+    MetricsReport,
+    NamespacePath,
+    PlanTable,
+    RegisteredIndexFile,
+    Token,
+)
 
 
-def transaction(operations: Sequence[port.Operation], now_ms: int) -> Steps[list[Any]]:
-    """Applies the operations in order. The first that fails raises, and the driver rolls back."""
-    results: list[Any] = []
-    for operation in operations:
-        result = yield from _APPLY[type(operation)](operation, now_ms)
-        results += (result,)
-    return results
+class CreateNamespace(msgspec.Struct, frozen=True):
+    """AlreadyExists; NoSuchNamespace if its parent does not exist."""
+
+    path: NamespacePath
+    properties: dict[str, str]
 
 
-_APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
-    port.CreateNamespace: names.create_namespace,
-    port.ReplaceNamespaceProperties: names.replace_namespace_properties,
-    port.DropNamespace: names.drop_namespace,
-    port.CreateEntry: names.create_entry,
-    port.SwapPointer: names.swap_pointer,
-    port.RenameEntry: names.rename_entry,
-    port.DropEntry: names.drop_entry,
-    port.RestoreEntry: names.restore_entry,
-    port.ForgetDropped: names.forget_dropped,
-    port.RecordInstant: instants.record_instant,
-    port.MoveInstant: instants.move_instant,
-    port.SaveIdempotency: records.save_idempotency,
-    port.SaveMetricsReport: records.save_metrics_report,
-    port.SaveToken: records.save_token,
-    port.RevokeToken: records.revoke_token,
-    port.SaveGrant: records.save_grant,
-    port.RemoveGrant: records.remove_grant,
-    port.SaveAudit: records.save_audit,
-    port.SaveCursor: records.save_cursor,
-    port.TakeLease: records.take_lease,
-    port.ReplaceIndexFiles: index_files.replace,
-    port.QuarantineIndexFile: index_files.quarantine,
-    port.ForgetIndexFile: index_files.forget,
-    port.ClaimLocations: claims.claim,
-    port.AllowLocations: claims.allow,
-    port.ReleaseLocations: claims.release,
-    port.AdvanceProducer: producers.advance,
-    port.KeepPlanTable: plan_tables.keep,
-    port.RenewPlanTable: plan_tables.renew,
-    port.LeasePlanSnapshots: plan_tables.lease,
-    port.DropPlanSnapshots: plan_tables.drop,
-    port.RetirePlanTables: plan_tables.retire,
-    port.ForgetPlanTable: plan_tables.forget,
-}
+class ReplaceNamespaceProperties(msgspec.Struct, frozen=True):
+    """CommitConflict unless the stored version is `expected_version`; NoSuchNamespace if it does not exist."""
+
+    path: NamespacePath
+    expected_version: int
+    properties: dict[str, str]
+
+
+class DropNamespace(msgspec.Struct, frozen=True):
+    """NamespaceNotEmpty while it has entries or child namespaces; NoSuchNamespace if it does not exist."""
+
+    path: NamespacePath
+
+
+class CreateEntry(msgspec.Struct, frozen=True):
+    """AlreadyExists (the message names the existing kind); NoSuchNamespace without its namespace."""
+
+    entry: Entry
+
+
+class SwapPointer(msgspec.Struct, frozen=True):
+    """CommitConflict unless the entry exists with this uuid and points at `expected_location`.
+
+    NoSuchTable / NoSuchView if the name does not exist."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    uuid: str
+    expected_location: str
+    new_location: str
+    now_ms: int
+
+
+class RenameEntry(msgspec.Struct, frozen=True):
+    """AlreadyExists at the destination, NoSuchNamespace without its namespace.
+
+    NoSuchTable / NoSuchView at the source."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    to_namespace: NamespacePath
+    to_name: str
+    uuid: str | None = None
+    """If set: CommitConflict when the name refers to another table."""
+
+
+class DropEntry(msgspec.Struct, frozen=True):
+    """Removes the name. Index files and producers are removed with the last name of the table, live or dropped.
+
+    With `keep`, keeps it as a DroppedEntry (the store sets its `entry` from the row).
+    CommitConflict if `expected_location` is set and the pointer differs."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    expected_location: str | None = None
+    keep: DroppedEntry | None = None
+    uuid: str | None = None
+    """If set: CommitConflict when the name refers to another table."""
+
+
+class RestoreEntry(msgspec.Struct, frozen=True):
+    """Restores a dropped entry as (namespace, name).
+
+    NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry; CommitConflict when another
+    entry has claimed its location since."""
+
+    dropped_id: str
+    namespace: NamespacePath
+    name: str
+
+
+class ForgetDropped(msgspec.Struct, frozen=True):
+    """Removes a dropped entry permanently (before its purge). NotFound if it is gone: another replica was faster.
+    With `unshared`, CommitConflict while another entry, live or dropped, has its UUID: it uses the same files."""
+
+    dropped_id: str
+    unshared: bool = False
+
+
+class ClaimLocations(msgspec.Struct, frozen=True):
+    """Adds locations to the claims of the UUID. BadRequest for one that overlaps (is equal to, contains, or is within)
+    a claim of another UUID: live, dropped, or being purged."""
+
+    uuid: str
+    locations: tuple[ClaimedLocation, ...]
+    fresh: bool = False
+    """If set: BadRequest when the UUID has claims already."""
+    namespace: NamespacePath = ()
+    """The name, if set: its location may be that of an entry that was dropped with this name."""
+    name: str = ""
+    checked: bool = True
+    """If not set: overlaps are allowed, for entries that are older than claims."""
+    returns: bool = False
+    """If set: the entry may be restored by this. CommitConflict when a live entry has the same location."""
+
+
+class AllowLocations(msgspec.Struct, frozen=True):
+    """The table may name files at these locations, which others may own; replaces the earlier list."""
+
+    uuid: str
+    locations: tuple[ClaimedLocation, ...]
+
+
+class ReleaseLocations(msgspec.Struct, frozen=True):
+    """Removes the claims of a UUID without any name, live or dropped."""
+
+    uuid: str
+
+
+class ReplaceIndexFiles(msgspec.Struct, frozen=True):
+    """Adds live index files of one definition and supersedes others. CommitConflict unless all of `remove` are live.
+
+    A repeat, whose `add` is registered in any state, changes nothing. NoSuchTable if no live name refers to the table.
+    The result of this operation and of the next two is the new index version."""
+
+    uuid: str
+    definition: str
+    add: tuple[RegisteredIndexFile, ...]
+    remove: tuple[str, ...]
+    """Locations."""
+    now_ms: int
+
+
+class QuarantineIndexFile(msgspec.Struct, frozen=True):
+    """A live file is not used any longer; the state of others does not change. NotFound if it is not registered."""
+
+    uuid: str
+    location: str
+    reason: str
+    now_ms: int
+
+
+class ForgetIndexFile(msgspec.Struct, frozen=True):
+    """Removes the row of an index file that is not live (the file is deleted, or will be). CommitConflict if live."""
+
+    uuid: str
+    location: str
+    now_ms: int
+
+
+class AdvanceProducer(msgspec.Struct, frozen=True):
+    """The producer has committed `sequence`. CommitConflict unless it is above the last one; the first may be any.
+
+    NoSuchTable if no live name refers to the table. Rows stay until the table's last name is removed. They do not
+    expire: a late repeat would be applied again, and its rows duplicated. There are at most as many as commits, each of
+    which leaves a longer row in the timeline."""
+
+    uuid: str
+    """The UUID of the table."""
+    producer: str
+    sequence: int
+    snapshot_id: int | None
+    """None: the change was empty and created no snapshot."""
+    now_ms: int
+
+
+class KeepPlanTable(msgspec.Struct, frozen=True):
+    """Stores the plan, unless another has its name: then that plan's lease is extended to the new lease.
+
+    The result is the PlanTable that has the name."""
+
+    plan: PlanTable
+
+
+class RenewPlanTable(msgspec.Struct, frozen=True):
+    """Extends the lease to at least that time. The result is a bool: False when the plan is retired or removed."""
+
+    id: str
+    expires_ms: int
+
+
+class LeasePlanSnapshots(msgspec.Struct, frozen=True):
+    """Sets the leases of an audience's plan snapshots of one table. Leases become no shorter, except that `withdraw`
+    ends them at `expires_ms`. The result is the number of existing plans."""
+
+    namespace: NamespacePath
+    of_name: str
+    audience: str
+    shown_ids: tuple[int, ...]
+    expires_ms: int
+    withdraw: bool = False
+
+
+class DropPlanSnapshots(msgspec.Struct, frozen=True):
+    """Retires the plan snapshots of a table with these ids, of all audiences. The result is their number."""
+
+    namespace: NamespacePath
+    of_name: str
+    shown_ids: tuple[int, ...]
+
+
+class RetirePlanTables(msgspec.Struct, frozen=True):
+    """Retires plans whose lease ended before that time, oldest first. The result is their number."""
+
+    before_ms: int
+    limit: int
+
+
+class ForgetPlanTable(msgspec.Struct, frozen=True):
+    """Removes the row of a retired plan whose files are deleted. A plan with a name stays."""
+
+    id: str
+
+
+class RecordInstant(msgspec.Struct, frozen=True):
+    instant: Instant
+
+
+class MoveInstant(msgspec.Struct, frozen=True):
+    """Changes the state and the fields that depend on it.
+
+    CommitConflict unless the stored state is `expected`. The instant gets a new position."""
+
+    id: str
+    expected: InstantState
+    state: InstantState
+    now_ms: int
+    snapshot_id: int | None = None
+    summary: dict[str, Any] | None = None
+
+
+class SaveIdempotency(msgspec.Struct, frozen=True):
+    """Raises IdempotencyTaken if the key exists.
+
+    Then the whole transaction is rolled back, and the first answer applies."""
+
+    record: IdempotencyRecord
+
+
+class SaveMetricsReport(msgspec.Struct, frozen=True):
+    """Keeps the newest `keep` reports of the table; None keeps all."""
+
+    report: MetricsReport
+    keep: int | None = None
+
+
+class SaveToken(msgspec.Struct, frozen=True):
+    """AlreadyExists if a live token has this name."""
+
+    token: Token
+
+
+class RevokeToken(msgspec.Struct, frozen=True):
+    """NotFound if no live token has this name."""
+
+    name: str
+    now_ms: int
+
+
+class SaveGrant(msgspec.Struct, frozen=True):
+    """Idempotent."""
+
+    grant: Grant
+
+
+class RemoveGrant(msgspec.Struct, frozen=True):
+    """NotFound if it does not exist."""
+
+    grant: Grant
+
+
+class SaveAudit(msgspec.Struct, frozen=True):
+    records: tuple[AuditRecord, ...]
+
+
+class SaveCursor(msgspec.Struct, frozen=True):
+    """Saves the position of a named consumer of the timeline (a webhook).
+
+    CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both
+    deliver."""
+
+    consumer: str
+    expected: str | None
+    position: str
+
+
+class TakeLease(msgspec.Struct, frozen=True):
+    """`holder` gets or renews the named lease until `until_ms`.
+
+    CommitConflict while the lease of another holder is valid at `now_ms`.
+    The result of this operation is an int: the fencing number, which rises each time the holder changes."""
+
+    name: str
+    holder: str
+    now_ms: int
+    until_ms: int
+
+
+Operation = (
+    CreateNamespace
+    | ReplaceNamespaceProperties
+    | DropNamespace
+    | CreateEntry
+    | SwapPointer
+    | RenameEntry
+    | DropEntry
+    | RestoreEntry
+    | ForgetDropped
+    | ClaimLocations
+    | AllowLocations
+    | ReleaseLocations
+    | ReplaceIndexFiles
+    | QuarantineIndexFile
+    | ForgetIndexFile
+    | AdvanceProducer
+    | KeepPlanTable
+    | RenewPlanTable
+    | LeasePlanSnapshots
+    | DropPlanSnapshots
+    | RetirePlanTables
+    | ForgetPlanTable
+    | RecordInstant
+    | MoveInstant
+    | SaveIdempotency
+    | SaveMetricsReport
+    | SaveToken
+    | RevokeToken
+    | SaveGrant
+    | RemoveGrant
+    | SaveAudit
+    | SaveCursor
+    | TakeLease
+)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import Instant, InstantFilter, InstantState
+from seamark.metaserver.store.model import Instant, InstantState
+from seamark.metaserver.store.port import InstantFilter
 
 _NEXT: dict[InstantState, frozenset[InstantState]] = {
     InstantState.REQUESTED: frozenset({InstantState.INFLIGHT, InstantState.ROLLED_BACK}),

@@ -19,7 +19,8 @@ import structlog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import RetryLater, SeamarkError
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Instant, InstantFilter, PointerStore
+from seamark.metaserver.store.model import Instant
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import matches
 
 _BATCH = 500

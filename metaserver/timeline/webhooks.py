@@ -25,7 +25,9 @@ import structlog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitConflict, SeamarkError
 from seamark.metaserver.settings import Settings, redact_url
-from seamark.metaserver.store.port import Instant, InstantFilter, PointerStore, SaveCursor, TakeLease
+from seamark.metaserver.store.model import Instant
+from seamark.metaserver.store.operations import SaveCursor, TakeLease
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.wire import encode_json
 

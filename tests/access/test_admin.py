@@ -10,8 +10,8 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.server.rig import Running, running, some_settings
 
 

@@ -12,7 +12,9 @@ import structlog
 from seamark.metaserver.access.audit import REFUSED, AuditLog, open_audit, outcome_of
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import CommitUnknown, RetryLater
-from seamark.metaserver.store.port import AuditRecord, Operation, PointerStore, SaveAudit
+from seamark.metaserver.store.model import AuditRecord
+from seamark.metaserver.store.operations import Operation, SaveAudit
+from seamark.metaserver.store.port import PointerStore
 
 
 class Moody:

@@ -18,8 +18,10 @@ from seamark.metaserver.access.tokens import create_token, digest_of, revoke_tok
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import Forbidden, Unauthenticated
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant, PointerStore, RemoveGrant, SaveGrant
+from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
+from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import forged, local_issuer, rsa_key
 from tests.access.keyrings import fixed_keyring
 

@@ -26,7 +26,7 @@ from seamark.metaserver.api.http.describe import description_of
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.errors import BadRequest, Forbidden
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Grant, NamespacePath
+from seamark.metaserver.store.model import Grant, NamespacePath
 
 AUTHORIZER = Authorizer()
 PATHS: list[NamespacePath] = [path for depth in range(4) for path in itertools.product("ab", repeat=depth)]

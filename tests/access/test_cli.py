@@ -13,8 +13,8 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import AuditRecord, Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import AuditRecord, Grant
 from tests.access.keyrings import fixed_keyring
 
 

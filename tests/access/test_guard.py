@@ -12,7 +12,9 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import SaveGrant
+from seamark.metaserver.store.port import PointerStore
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.255.0.9", "::1", "localhost", "127.1", "::ffff:127.0.0.1"])

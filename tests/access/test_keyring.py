@@ -18,9 +18,10 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import BadRequest, ConfigError
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.migrations import MIGRATIONS
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant, PointerStore
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from tests.access.keyrings import fixed_keyring
 
 DAY_S = 86_400

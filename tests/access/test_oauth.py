@@ -14,8 +14,8 @@ from pyiceberg.exceptions import ForbiddenError, OAuthError
 
 from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.access.issuer import AUDIENCE, local_issuer, rsa_key
 from tests.server.rig import LateClock, Running, running, some_settings
 

@@ -21,7 +21,9 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import BadRequest, RetryLater, Unauthenticated
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import SaveGrant
+from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forged, local_issuer, okp_key, rsa_key
 from tests.access.keyrings import fixed_keyring
 

@@ -6,7 +6,8 @@ import base64
 from pathlib import Path
 
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.store.port import CreateNamespace, Grant
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import CreateNamespace
 from tests.server.rig import running
 
 

@@ -16,8 +16,8 @@ from joserfc.jwk import OctKey
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.server.rig import some_settings
 from tests.services.seamark import Seamark
 

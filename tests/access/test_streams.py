@@ -11,16 +11,10 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    CreateNamespace,
-    Entry,
-    EntryKind,
-    Grant,
-    PointerStore,
-    RemoveGrant,
-)
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant
+from seamark.metaserver.store.port import PointerStore
 from tests.server.rig import Running, running, some_settings
 
 GRANT = Grant("ann", "reader", ("db",))

@@ -11,7 +11,9 @@ import pytest
 from seamark.metaserver.access.tokens import create_token, digest_of, live_tokens, revoke_token
 from seamark.metaserver.clock import SimulatedClock, SystemClock
 from seamark.metaserver.errors import AlreadyExists, BadRequest, NotFound
-from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import SaveGrant
+from seamark.metaserver.store.port import PointerStore
 
 
 async def test_only_the_digest_is_stored(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamark.metaserver.store.port import EntryKind, InstantFilter
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.port import InstantFilter
 from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, page, prepare
 from tests.api.client import Api
 from tests.server.rig import running

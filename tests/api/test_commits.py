@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.store.port import IndexFileState
+from seamark.metaserver.store.model import IndexFileState
 from tests.api.client import Api, new_key
 from tests.api.indexes.indexed import define, index_bytes, shown, write
 from tests.api.rest.test_permissions import House, house

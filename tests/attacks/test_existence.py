@@ -19,6 +19,8 @@ from tests.attacks.campaign import Campaign
 from tests.attacks.world import EVIL, HOSTILE, KINDS, World, open_world
 
 _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
+_LONG_MAX = 2**63 - 1
+"""The identifier of a snapshot stays a number of 64 bits."""
 _TOKENS = ("plan task", "page token", "stage", "idempotent body")
 _IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
 """As they are, in capitals, percent-encoded, and in wide letters."""
@@ -38,10 +40,15 @@ class _Fakes:
 
     def _atom(self, atom: str) -> str:
         if atom not in self.known:
-            digits = "123456789" if atom.isdigit() else "123456789abcdef"
-            # The beginning stays, so that a snapshot's id is a number of 64 bits as before.
-            self.known[atom] = atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
+            fake = self._replace(atom)
+            while atom.isdigit() and int(fake) > _LONG_MAX >= int(atom):
+                fake = self._replace(atom)
+            self.known[atom] = fake
         return self.known[atom]
+
+    def _replace(self, atom: str) -> str:
+        digits = "123456789" if atom.isdigit() else "123456789abcdef"
+        return atom[:2] + "".join(self.rng.choice(digits) for _ in atom[2:])
 
 
 class _Twins(Campaign):

@@ -25,8 +25,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.s3 import S3Objects
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
 from tests.attacks.oracle import Secrets
 from tests.server.rig import Running, running

@@ -19,7 +19,8 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Operation, PointerStore, SwapPointer
+from seamark.metaserver.store.operations import Operation, SwapPointer
+from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import open_timeline
 from tests.access.keyrings import fixed_keyring
 

@@ -14,7 +14,8 @@ from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, T
 from seamark.metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.locations import location_key, parse_location
-from seamark.metaserver.store.port import EntryKind, InstantFilter
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
 from tests.catalog.test_confinement import VERSION
 

@@ -29,7 +29,9 @@ from seamark.metaserver.errors import (
     RetryLater,
 )
 from seamark.metaserver.iceberg.metadata.updates import apply_updates
-from seamark.metaserver.store.port import AdvanceProducer, EntryKind, IdempotencyTaken, InstantFilter
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.operations import AdvanceProducer
+from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, rig
 
 DB = ("db",)

@@ -12,7 +12,8 @@ import pytest
 from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
-from seamark.metaserver.store.port import InstantFilter, InstantState
+from seamark.metaserver.store.model import InstantState
+from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, Rig, append, rig
 
 DB = ("db",)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.errors import CommitConflict, CommitUnknown, NoSuchTable, RetryLater, SeamarkError, StorageError
-from seamark.metaserver.store.port import EntryKind
+from seamark.metaserver.store.model import EntryKind
 from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, rig
 
 DB = ("db",)

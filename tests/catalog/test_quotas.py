@@ -16,7 +16,7 @@ def test_holders_who_never_come_back_are_forgotten() -> None:
     for number in range(5_000):
         quota.add(f"oidc:{number}", number, number + 60.0)
     quota.check_invariants()
-    assert len(quota._held) < 1_100
+    assert len(quota._usages) < 1_100
     assert not quota.has_room("oidc:4999", 5_000.0, 10), "what has not ended still counts"
     assert quota.has_room("oidc:4999", 5_060.5, 10)
 

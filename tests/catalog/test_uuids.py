@@ -10,7 +10,8 @@ import pytest
 
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
 from seamark.metaserver.errors import BadRequest, CommitUnknown, RetryLater
-from seamark.metaserver.store.port import CreateEntry, InstantFilter, Operation, PointerStore
+from seamark.metaserver.store.operations import CreateEntry, Operation
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))

@@ -15,7 +15,7 @@ import pytest
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import ServerFailed, Unreachable
-from seamark.metaserver.store.port import AdvanceProducer
+from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of

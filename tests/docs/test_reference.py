@@ -12,8 +12,8 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.openapi import build_document
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.migrations import MIGRATIONS
-from seamark.metaserver.store.port import EntryKind, Instant, InstantState
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState
+from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from seamark.metaserver.timeline.webhooks import cloud_event, instant_json
 from tests.api.rest.standard import operations
 from tests.docs.pages import REPO, Page

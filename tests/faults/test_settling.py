@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.errors import CommitUnknown, NotFound, RetryLater, SeamarkError, StorageError
-from seamark.metaserver.store.port import EntryKind, InstantState, RecordInstant, SwapPointer
+from seamark.metaserver.store.model import EntryKind, InstantState
+from seamark.metaserver.store.operations import RecordInstant, SwapPointer
 from tests.catalog.rig import CALLER, append, rig
 
 DB = ("db",)

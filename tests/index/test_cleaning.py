@@ -13,7 +13,7 @@ from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
 from seamark.metaserver.server import housekeeping_round
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.server.rig import Running, running
 
 DAY_S = 86_400

@@ -24,7 +24,7 @@ from seamark.metaserver.index.kinds.kinds import KINDS as OPENED
 from seamark.metaserver.index.kinds.questions import Question
 from seamark.metaserver.index.kinds.record import RecordQuestion
 from seamark.metaserver.index.kinds.sparse import SparseMemory
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
 
 LOCATION = "file:///t/index.puffin"

@@ -18,8 +18,8 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
 from tests.planner.lakes.indexing import IndexedTable, create_namespace
 from tests.planner.lakes.tables import Table, Watched
 

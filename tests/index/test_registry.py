@@ -12,17 +12,10 @@ import pytest
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound
 from seamark.metaserver.index.files.registry import IndexFiles, Registry
+from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    CreateNamespace,
-    DropEntry,
-    Entry,
-    IndexFileState,
-    Operation,
-    PointerStore,
-    RegisteredIndexFile,
-)
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, DropEntry, Operation
+from seamark.metaserver.store.port import PointerStore
 from tests.store.contract_index_files import make_file
 from tests.store.samples import NS, TABLE, make_entry
 

@@ -14,7 +14,8 @@ from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.server import bind, open_certificate, open_parts, serving, url_of
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import CreateNamespace, EntryKind, Instant, InstantState, RecordInstant
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState
+from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from tests.services.seamark import SHARED_KEY
 
 

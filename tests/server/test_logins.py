@@ -11,8 +11,9 @@ import pytest
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import CreateNamespace, Grant
+from seamark.metaserver.store.operations import CreateNamespace
 from tests.server.rig import Running, running, some_settings
 
 

@@ -30,7 +30,8 @@ from seamark.metaserver.cli import reference
 from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.server import housekeeping_round
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import CreateEntry, DropEntry, DroppedEntry, Entry, EntryKind
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
+from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import ask, two_files
 from tests.server.rig import Running, running

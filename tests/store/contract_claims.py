@@ -8,18 +8,17 @@ import random
 import pytest
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
-    ClaimedLocation,
+from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry
+from seamark.metaserver.store.operations import (
     ClaimLocations,
     CreateEntry,
     DropEntry,
-    DroppedEntry,
     ForgetDropped,
     ReleaseLocations,
     RenameEntry,
     RestoreEntry,
 )
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
 

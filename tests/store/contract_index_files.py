@@ -9,20 +9,18 @@ import pytest
 
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import CommitConflict, NoSuchTable, NotFound
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import DroppedEntry, IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.operations import (
     CreateEntry,
     DropEntry,
-    DroppedEntry,
     ForgetDropped,
     ForgetIndexFile,
-    IndexFileState,
     QuarantineIndexFile,
-    RegisteredIndexFile,
     RenameEntry,
     ReplaceIndexFiles,
     RestoreEntry,
 )
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
 

@@ -15,21 +15,18 @@ from seamark.metaserver.errors import (
     NoSuchView,
     NotFound,
 )
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Namespace
+from seamark.metaserver.store.operations import (
     CreateEntry,
     CreateNamespace,
     DropEntry,
     DropNamespace,
-    DroppedEntry,
-    Entry,
-    EntryKind,
     ForgetDropped,
-    Namespace,
     RenameEntry,
     ReplaceNamespaceProperties,
     RestoreEntry,
 )
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     FUNCTION,

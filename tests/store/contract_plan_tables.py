@@ -7,20 +7,18 @@ import asyncio
 import msgspec
 import pytest
 
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import NamespacePath, PlanTable, ShownPlan
+from seamark.metaserver.store.operations import (
     CreateEntry,
     DropEntry,
     DropPlanSnapshots,
     ForgetPlanTable,
     KeepPlanTable,
     LeasePlanSnapshots,
-    NamespacePath,
-    PlanTable,
     RenewPlanTable,
     RetirePlanTables,
-    ShownPlan,
 )
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry
 

@@ -8,17 +8,16 @@ import pytest
 
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import CommitConflict, NoSuchTable
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import DroppedEntry, ProducerState
+from seamark.metaserver.store.operations import (
     AdvanceProducer,
     CreateEntry,
     DropEntry,
-    DroppedEntry,
     ForgetDropped,
-    ProducerState,
     RenameEntry,
     RestoreEntry,
 )
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, make_swap, outcome
 

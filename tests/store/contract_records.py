@@ -12,13 +12,9 @@ from seamark.metaserver.errors import (
     CommitConflict,
     NotFound,
 )
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
-    AuditRecord,
+from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport, Token
+from seamark.metaserver.store.operations import (
     CreateEntry,
-    Grant,
-    IdempotencyTaken,
-    MetricsReport,
     RemoveGrant,
     RevokeToken,
     SaveAudit,
@@ -28,8 +24,9 @@ from seamark.metaserver.store.port import (
     SaveMetricsReport,
     SaveToken,
     TakeLease,
-    Token,
 )
+from seamark.metaserver.store.port import IdempotencyTaken
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,

@@ -11,15 +11,10 @@ from seamark.metaserver.errors import (
     CommitConflict,
     NotFound,
 )
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
-    CreateNamespace,
-    Instant,
-    InstantFilter,
-    InstantState,
-    MoveInstant,
-    RecordInstant,
-)
+from seamark.metaserver.store.model import Instant, InstantState
+from seamark.metaserver.store.operations import CreateNamespace, MoveInstant, RecordInstant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,

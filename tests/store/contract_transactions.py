@@ -10,8 +10,7 @@ from seamark.metaserver.errors import (
     BadRequest,
     NoSuchTable,
 )
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.operations import (
     CreateEntry,
     CreateNamespace,
     DropNamespace,
@@ -19,6 +18,7 @@ from seamark.metaserver.store.port import (
     SaveAudit,
     TakeLease,
 )
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,

@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.store import port
-from seamark.metaserver.store.driven import DrivenStore
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, InstantState
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, InstantFilter, InstantState
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.model import Model
 from tests.store.samples import make_instant
 
@@ -81,31 +82,31 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(path=_paths, properties=_properties)
     def create_namespace(self, path: tuple[str, ...], properties: dict[str, str]) -> None:
-        self.transact(port.CreateNamespace(path, properties))
+        self.transact(operations.CreateNamespace(path, properties))
 
     @rule(path=_paths, version=st.integers(1, 3), properties=_properties)
     def replace_properties(self, path: tuple[str, ...], version: int, properties: dict[str, str]) -> None:
-        self.transact(port.ReplaceNamespaceProperties(path, version, properties))
+        self.transact(operations.ReplaceNamespaceProperties(path, version, properties))
 
     @rule(path=_paths)
     def drop_namespace(self, path: tuple[str, ...]) -> None:
-        self.transact(port.DropNamespace(path))
+        self.transact(operations.DropNamespace(path))
 
     @rule(kind=_kinds, path=_paths, name=_names)
     def create_anywhere(self, kind: EntryKind, path: tuple[str, ...], name: str) -> None:
-        self.transact(port.CreateEntry(self._entry(kind, path, name)))
+        self.transact(operations.CreateEntry(self._entry(kind, path, name)))
 
     @precondition(lambda self: self.model.namespaces)
     @rule(data=st.data(), kind=_kinds, name=_names)
     def create_entry(self, data: st.DataObject, kind: EntryKind, name: str) -> None:
         path = data.draw(st.sampled_from(list(self.model.namespaces)))
-        self.transact(port.CreateEntry(self._entry(kind, path, name)))
+        self.transact(operations.CreateEntry(self._entry(kind, path, name)))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), right_location=st.booleans(), right_uuid=st.booleans(), other_kind=st.booleans())
     def swap(self, data: st.DataObject, right_location: bool, right_uuid: bool, other_kind: bool) -> None:
         entry = self._some_entry(data)
-        swap = port.SwapPointer(
+        swap = operations.SwapPointer(
             data.draw(_kinds) if other_kind else entry.kind,
             entry.namespace,
             entry.name,
@@ -114,14 +115,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.fresh("file:///"),
             self.clock.now_ms(),
         )
-        self.transact(swap, port.RecordInstant(make_instant(self.fresh("i"))))
+        self.transact(swap, operations.RecordInstant(make_instant(self.fresh("i"))))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), path=_paths, name=_names, same_namespace=st.booleans())
     def rename(self, data: st.DataObject, path: tuple[str, ...], name: str, same_namespace: bool) -> None:
         entry = self._some_entry(data)
         to = entry.namespace if same_namespace else path
-        self.transact(port.RenameEntry(entry.kind, entry.namespace, entry.name, to, name))
+        self.transact(operations.RenameEntry(entry.kind, entry.namespace, entry.name, to, name))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), kept_ms=st.sampled_from([None, 0, 10, 1000]), expected=st.sampled_from(["", "right", "no"]))
@@ -132,43 +133,43 @@ class StoreMachine(RuleBasedStateMachine):
             now = self.clock.now_ms()
             keep = DroppedEntry(self.fresh("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
         location = {"": None, "right": entry.metadata_location, "no": "elsewhere"}[expected]
-        self.transact(port.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
+        self.transact(operations.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
 
     @precondition(lambda self: self.model.dropped)
     @rule(data=st.data(), path=_paths, name=_names, in_place=st.booleans())
     def restore(self, data: st.DataObject, path: tuple[str, ...], name: str, in_place: bool) -> None:
         kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
         back = (kept.entry.namespace, kept.entry.name) if in_place else (path, name)
-        self.transact(port.RestoreEntry(kept.id, *back))
+        self.transact(operations.RestoreEntry(kept.id, *back))
 
     @rule(number=st.integers(1, 30))
     def forget(self, number: int) -> None:
-        self.transact(port.ForgetDropped(f"d{number:05}"))
+        self.transact(operations.ForgetDropped(f"d{number:05}"))
 
     @rule(path=_paths, number=st.integers(1, 30))
     def two_in_one(self, path: tuple[str, ...], number: int) -> None:
-        self.transact(port.CreateNamespace(path, {}), port.ForgetDropped(f"d{number:05}"))
+        self.transact(operations.CreateNamespace(path, {}), operations.ForgetDropped(f"d{number:05}"))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), producer=st.sampled_from(["p", "P"]), sequence=st.integers(0, 4), swapped=st.booleans())
     def advance(self, data: st.DataObject, producer: str, sequence: int, swapped: bool) -> None:
         entry = self._some_entry(data)
         now = self.clock.now_ms()
-        operations: list[Any] = [port.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
+        changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
         if swapped:
             names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-            operations.insert(0, port.SwapPointer(*names, self.fresh("file:///"), now))
-        self.transact(*operations)
+            changes.insert(0, operations.SwapPointer(*names, self.fresh("file:///"), now))
+        self.transact(*changes)
 
     @precondition(lambda self: self.model.dropped)
     @rule(data=st.data())
     def advance_dropped(self, data: st.DataObject) -> None:
         kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
-        self.transact(port.AdvanceProducer(kept.entry.uuid, "p", 9, None, self.clock.now_ms()))
+        self.transact(operations.AdvanceProducer(kept.entry.uuid, "p", 9, None, self.clock.now_ms()))
 
     @rule(state=_states)
     def record(self, state: InstantState) -> None:
-        self.transact(port.RecordInstant(make_instant(self.fresh("i"), state=state)))
+        self.transact(operations.RecordInstant(make_instant(self.fresh("i"), state=state)))
 
     @precondition(lambda self: self.model.instants)
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
@@ -177,7 +178,7 @@ class StoreMachine(RuleBasedStateMachine):
         current = self.model.instants[moved]
         # What is finished stays so: nobody asks the store for it.
         if current in (InstantState.REQUESTED, InstantState.INFLIGHT):
-            self.transact(port.MoveInstant(moved, current if right else guess, state, self.clock.now_ms()))
+            self.transact(operations.MoveInstant(moved, current if right else guess, state, self.clock.now_ms()))
 
     @rule(keep=st.integers(0, 5), limit=st.integers(1, 5))
     def archive(self, keep: int, limit: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from seamark.metaserver.store import port
-from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, NamespacePath
 
 
 class Refused(Exception):
@@ -27,15 +27,15 @@ class Model:
     relations: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)
     functions: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)
     dropped: dict[str, DroppedEntry] = field(default_factory=dict)
-    instants: dict[str, port.InstantState] = field(default_factory=dict)
+    instants: dict[str, model.InstantState] = field(default_factory=dict)
     """In the order in which a reader of the timeline meets them."""
-    producers: dict[tuple[str, str], port.ProducerState] = field(default_factory=dict)
+    producers: dict[tuple[str, str], model.ProducerState] = field(default_factory=dict)
     """By the table's UUID and the producer's id."""
 
-    def apply(self, operations: Sequence[Any]) -> str | None:
+    def apply(self, batch: Sequence[Any]) -> str | None:
         saved = copy.deepcopy(self.__dict__)
         try:
-            for operation in operations:
+            for operation in batch:
                 getattr(self, "do_" + type(operation).__name__)(operation)
         except Refused as error:
             self.__dict__.update(saved)
@@ -59,21 +59,21 @@ class Model:
             raise Refused("already_exists")
         names[entry.namespace, entry.name] = entry
 
-    def do_CreateNamespace(self, op: port.CreateNamespace) -> None:  # noqa: N802  named after the operation
+    def do_CreateNamespace(self, op: operations.CreateNamespace) -> None:  # noqa: N802  named after the operation
         if len(op.path) > 1 and op.path[:-1] not in self.namespaces:
             raise Refused("no_such_namespace")
         if op.path in self.namespaces:
             raise Refused("already_exists")
         self.namespaces[op.path] = (op.properties, 1)
 
-    def do_ReplaceNamespaceProperties(self, op: port.ReplaceNamespaceProperties) -> None:  # noqa: N802
+    def do_ReplaceNamespaceProperties(self, op: operations.ReplaceNamespaceProperties) -> None:  # noqa: N802
         if op.path not in self.namespaces:
             raise Refused("no_such_namespace")
         if self.namespaces[op.path][1] != op.expected_version:
             raise Refused("commit_conflict")
         self.namespaces[op.path] = (op.properties, op.expected_version + 1)
 
-    def do_DropNamespace(self, op: port.DropNamespace) -> None:  # noqa: N802
+    def do_DropNamespace(self, op: operations.DropNamespace) -> None:  # noqa: N802
         if op.path not in self.namespaces:
             raise Refused("no_such_namespace")
         inside = [path for path in self.namespaces if path[:-1] == op.path]
@@ -82,10 +82,10 @@ class Model:
             raise Refused("namespace_not_empty")
         del self.namespaces[op.path]
 
-    def do_CreateEntry(self, op: port.CreateEntry) -> None:  # noqa: N802
+    def do_CreateEntry(self, op: operations.CreateEntry) -> None:  # noqa: N802
         self._add(op.entry)
 
-    def do_SwapPointer(self, op: port.SwapPointer) -> None:  # noqa: N802
+    def do_SwapPointer(self, op: operations.SwapPointer) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
         if entry.uuid != op.uuid or entry.metadata_location != op.expected_location:
             raise Refused("commit_conflict")
@@ -97,12 +97,12 @@ class Model:
             updated_ms=op.now_ms,
         )
 
-    def do_RenameEntry(self, op: port.RenameEntry) -> None:  # noqa: N802
+    def do_RenameEntry(self, op: operations.RenameEntry) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
         del self._names(op.kind)[op.namespace, op.name]
         self._add(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name))
 
-    def do_DropEntry(self, op: port.DropEntry) -> None:  # noqa: N802
+    def do_DropEntry(self, op: operations.DropEntry) -> None:  # noqa: N802
         entry = self._find(op.kind, op.namespace, op.name)
         if op.expected_location not in (None, entry.metadata_location):
             raise Refused("commit_conflict")
@@ -118,31 +118,31 @@ class Model:
         named = self._live() | {kept.entry.uuid for kept in self.dropped.values()}
         self.producers = {key: state for key, state in self.producers.items() if key[0] in named}
 
-    def do_RestoreEntry(self, op: port.RestoreEntry) -> None:  # noqa: N802
+    def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
         kept = self.dropped.pop(op.dropped_id, None)
         if kept is None or kept.expires_ms <= self.now_ms:
             raise Refused("not_found")
         self._add(msgspec.structs.replace(kept.entry, namespace=op.namespace, name=op.name))
 
-    def do_ForgetDropped(self, op: port.ForgetDropped) -> None:  # noqa: N802
+    def do_ForgetDropped(self, op: operations.ForgetDropped) -> None:  # noqa: N802
         if self.dropped.pop(op.dropped_id, None) is None:
             raise Refused("not_found")
         self._forget_unnamed()
 
-    def do_AdvanceProducer(self, op: port.AdvanceProducer) -> None:  # noqa: N802
+    def do_AdvanceProducer(self, op: operations.AdvanceProducer) -> None:  # noqa: N802
         if op.uuid not in self._live():
             raise Refused("no_such_table")
         last = self.producers.get((op.uuid, op.producer))
         if last is not None and last.sequence >= op.sequence:
             raise Refused("commit_conflict")
-        self.producers[op.uuid, op.producer] = port.ProducerState(op.sequence, op.snapshot_id, op.now_ms)
+        self.producers[op.uuid, op.producer] = model.ProducerState(op.sequence, op.snapshot_id, op.now_ms)
 
-    def do_RecordInstant(self, op: port.RecordInstant) -> None:  # noqa: N802
+    def do_RecordInstant(self, op: operations.RecordInstant) -> None:  # noqa: N802
         if op.instant.id in self.instants:
             raise Refused("already_exists")
         self.instants[op.instant.id] = op.instant.state
 
-    def do_MoveInstant(self, op: port.MoveInstant) -> None:  # noqa: N802
+    def do_MoveInstant(self, op: operations.MoveInstant) -> None:  # noqa: N802
         if op.id not in self.instants:
             raise Refused("not_found")
         if self.instants[op.id] != op.expected:

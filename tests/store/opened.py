@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.store.driven import DrivenStore
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import (
-    CreateNamespace,
-)
+from seamark.metaserver.store.operations import CreateNamespace
+from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.samples import (
     NS,
 )

@@ -8,15 +8,8 @@ from typing import Any
 from seamark.metaserver.errors import (
     SeamarkError,
 )
-from seamark.metaserver.store.port import (
-    Entry,
-    EntryKind,
-    IdempotencyRecord,
-    Instant,
-    InstantState,
-    NamespacePath,
-    SwapPointer,
-)
+from seamark.metaserver.store.model import Entry, EntryKind, IdempotencyRecord, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.operations import SwapPointer
 
 TABLE, VIEW, FUNCTION = EntryKind.TABLE, EntryKind.VIEW, EntryKind.FUNCTION
 NS: NamespacePath = ("ns",)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.store.changes import watch
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant, PointerStore, SaveGrant
+from seamark.metaserver.store.operations import SaveGrant
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.store.sql.changes import watch
 
 
 async def _commit(store: PointerStore, name: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import ConfigError, RetryLater, SeamarkError
-from seamark.metaserver.store import postgres as driver
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.sql import postgres as driver
 from tests.services.postgres import PASSWORD, Postgres
 from tests.services.process import free_port
 

@@ -15,17 +15,12 @@ import pytest
 
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import CommitUnknown, ConfigError, RetryLater
-from seamark.metaserver.store import operations
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    CreateNamespace,
-    InstantFilter,
-    Operation,
-    RecordInstant,
-)
-from seamark.metaserver.store.postgres import open_postgres
-from seamark.metaserver.store.statement import APPLICATION_NAME, POSTGRES
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation, RecordInstant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql import dispatch as operations
+from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.postgres import open_postgres
+from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES
 from tests.services.postgres import postgres_server
 from tests.services.process import port_answers
 from tests.store.contract import PointerStoreContract

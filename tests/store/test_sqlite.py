@@ -17,10 +17,11 @@ import pytest
 
 from seamark.metaserver.clock import SimulatedClock, SystemClock
 from seamark.metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
-from seamark.metaserver.store import migrations, sqlite
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.port import CreateEntry, CreateNamespace, InstantFilter, PointerStore, RecordInstant
-from seamark.metaserver.store.sqlite import open_sqlite
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
+from seamark.metaserver.store.port import InstantFilter, PointerStore
+from seamark.metaserver.store.sql import migrations, sqlite
+from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.sqlite import open_sqlite
 from tests.seeds import first_seed
 from tests.store.contract import PointerStoreContract
 from tests.store.samples import NS, TABLE, make_entry, make_instant, outcome
@@ -292,7 +293,7 @@ _WRITE_UNTIL_KILLED = """
     import asyncio, sys
     from seamark.metaserver.clock import SystemClock
     from seamark.metaserver.store.open import open_store
-    from seamark.metaserver.store.port import CreateEntry, CreateNamespace, RecordInstant
+    from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
     from tests.store.samples import NS, TABLE, make_entry, make_instant, make_swap
 
     async def write(store, name):
@@ -354,7 +355,7 @@ _FILL_THE_DISK = """
     from seamark.metaserver.clock import SystemClock
     from seamark.metaserver.errors import CommitUnknown, RetryLater
     from seamark.metaserver.store.open import open_store
-    from seamark.metaserver.store.port import CreateEntry, CreateNamespace
+    from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
     from tests.store.samples import NS, TABLE, make_entry
 
     def limit(size):

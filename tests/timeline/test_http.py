@@ -12,7 +12,8 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from seamark.metaserver.store.port import CreateEntry, Entry, EntryKind, RenameEntry
+from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.operations import CreateEntry, RenameEntry
 from tests.server.rig import Running, running
 from tests.waits import until
 

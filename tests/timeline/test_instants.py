@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import InstantFilter, InstantState
+from seamark.metaserver.store.model import InstantState
+from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, moved
 from tests.server.rig import an_instant
 

@@ -6,7 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from seamark.metaserver.store.port import CreateNamespace, InstantFilter
+from seamark.metaserver.store.operations import CreateNamespace
+from seamark.metaserver.store.port import InstantFilter
 from tests.server.rig import running, some_settings
 from tests.timeline.test_watch import Replica, replica
 from tests.timeline.test_webhooks import receiving

@@ -13,7 +13,8 @@ from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import CreateNamespace, InstantFilter, PointerStore, RecordInstant
+from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, open_timeline
 from tests.server.rig import an_instant, some_settings
 from tests.waits import until

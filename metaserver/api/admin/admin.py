@@ -7,23 +7,28 @@ in the answer that creates it; digests are never returned.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
 from seamark.metaserver.access.principal import RANKS, Role, make_grant
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
-from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, describe
-from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, PRINCIPAL, STORE
-from seamark.metaserver.api.http.paging import PAGING, page_schema, paging
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
+from seamark.metaserver.api.http.paging import PAGING, page_schema
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.port import AuditRecord, Grant, RemoveGrant, SaveGrant, Token
+from seamark.metaserver.store.model import AuditRecord, Grant, Token
+from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.wire import check_name, parse_namespace
 
-_NAMES = {"type": "array", "items": {"type": "string"}, "description": "The levels; none for the whole catalog."}
+_NAMES: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "The levels; none for the whole catalog.",
+}
+_PRINCIPAL = "A token's name, or oidc:<subject>."
 _ROLE = {"enum": list(RANKS)}
 TOKEN_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -41,7 +46,7 @@ GRANT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["principal", "role", "namespace"],
     "properties": {
-        "principal": {"type": "string", "description": "A token's name, or oidc:<subject>."},
+        "principal": {"type": "string", "description": _PRINCIPAL},
         "role": _ROLE,
         "namespace": _NAMES,
     },
@@ -61,25 +66,6 @@ AUDIT_SCHEMA: dict[str, Any] = {
         "remote": {"type": "string"},
     },
 }
-_CREATE_BODY: dict[str, Any] = {
-    "type": "object",
-    "required": ["name"],
-    "additionalProperties": False,
-    "properties": {
-        "name": {"type": "string"},
-        "expires-in-s": {"type": ["integer", "null"], "minimum": 1, "description": "Null or absent: no expiry."},
-        "grants": {
-            "type": ["array", "null"],
-            "items": {
-                "type": "object",
-                "required": ["role"],
-                "additionalProperties": False,
-                "properties": {"role": _ROLE, "namespace": _NAMES},
-            },
-            "description": "All grants of the name from now on. Null or absent: its grants stay unchanged.",
-        },
-    },
-}
 _CREATED_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["name", "token"],
@@ -93,132 +79,144 @@ _GRANT_QUERY = (
 _FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
 
-class _GrantSpec(msgspec.Struct, forbid_unknown_fields=True):
-    role: str
-    namespace: tuple[str, ...] = ()
+_RoleName = Annotated[str, msgspec.Meta(extra_json_schema=_ROLE)]
+_Levels = Annotated[tuple[str, ...], msgspec.Meta(description=_NAMES["description"])]
 
 
-class _CreateToken(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class TokenGrant(msgspec.Struct, forbid_unknown_fields=True):
+    role: _RoleName
+    namespace: _Levels = ()
+
+
+class NewToken(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     name: str
-    expires_in_s: int | None = None
-    grants: list[_GrantSpec] | None = None
+    expires_in_s: Annotated[
+        int | None, msgspec.Meta(description="Null or absent: no expiry.", extra_json_schema={"minimum": 1})
+    ] = None
+    grants: Annotated[
+        list[TokenGrant] | None,
+        msgspec.Meta(
+            description="All grants of the name from now on. Null or absent: its grants stay unchanged.",
+        ),
+    ] = None
 
 
-class _Grant(msgspec.Struct, forbid_unknown_fields=True):
-    principal: str
-    role: str
-    namespace: tuple[str, ...] = ()
+class NewGrant(msgspec.Struct, forbid_unknown_fields=True):
+    principal: Annotated[str, msgspec.Meta(description=_PRINCIPAL)]
+    role: _RoleName
+    namespace: _Levels = ()
 
 
-@describe(
-    "listTokens",
-    "Lists all tokens, including revoked tokens, without their secrets",
+@Route(
+    method="GET",
+    path="/api/v1/tokens",
+    operation="listTokens",
+    summary="Lists all tokens, including revoked tokens, without their secrets",
+    check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,
     answers=(ResponseSpec(200, "One page, by name", page_schema("tokens", "Token")), _FORBIDDEN),
 )
-async def list_tokens(request: web.Request) -> web.Response:
-    allow(request, ())
-    now_ms = request.app[CLOCK].now_ms()
-    after, size = _paging(request)
+async def list_tokens(call: Call) -> dict[str, Any]:
+    now_ms = call.app[CLOCK].now_ms()
+    after, size = _paging(call)
     # A name contains no space, so that the pairs sort like the text.
-    tokens = sorted((f"{token.name} {token.id}", token) for token in await request.app[STORE].tokens())
+    tokens = sorted((f"{token.name} {token.id}", token) for token in await call.app[STORE].tokens())
     rest = [(key, token) for key, token in tokens if after is None or key > after]
     page, more = rest[:size], len(rest) > size
-    return json_answer(
-        {
-            "tokens": [_token(token, now_ms) for _, token in page],
-            "next-page-token": request.app[PAGES].encode(page[-1][0]) if more else None,
-        }
-    )
+    return {
+        "tokens": [_token(token, now_ms) for _, token in page],
+        "next-page-token": call.app[PAGES].encode(page[-1][0]) if more else None,
+    }
 
 
-@describe(
-    "createToken",
-    f"Creates a bearer token that expires after at most {TTL_S_MAX} seconds or never",
+@Route(
+    method="POST",
+    path="/api/v1/tokens",
+    operation="createToken",
+    summary=f"Creates a bearer token that expires after at most {TTL_S_MAX} seconds or never",
+    check=Check.CATALOG,
     tags=("access",),
-    body=_CREATE_BODY,
+    is_secret=True,
     answers=(
         ResponseSpec(201, "The token; no later request shows it", _CREATED_SCHEMA),
         _FORBIDDEN,
         ResponseSpec(409, "A valid token of this name exists"),
     ),
-)
-async def create(request: web.Request) -> web.Response:
-    allow(request, ())
-    body = await read_json(request, _CreateToken)
+).takes(NewToken)
+async def create(call: Call, body: NewToken) -> dict[str, Any]:
     grants = None
     if body.grants is not None:
         grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
-    secret = await create_token(request.app[STORE], request.app[CLOCK], body.name, body.expires_in_s, grants)
-    response = json_answer({"name": body.name, "token": secret}, 201)
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    secret = await create_token(call.app[STORE], call.app[CLOCK], body.name, body.expires_in_s, grants)
+    return {"name": body.name, "token": secret}
 
 
-@describe(
-    "revokeToken",
-    "Revokes the token of this name and all its access tokens",
+@Route(
+    method="DELETE",
+    path="/api/v1/tokens/{name}",
+    operation="revokeToken",
+    summary="Revokes the token of this name and all its access tokens",
+    check=Check.CATALOG,
     tags=("access",),
-    parameters=(Parameter("name", "path", "Name of the token.", {"type": "string"}, True),),
     answers=(ResponseSpec(204, "Revoked"), _FORBIDDEN, ResponseSpec(404, "No valid token has this name")),
 )
-async def revoke(request: web.Request) -> web.Response:
-    allow(request, ())
-    name = check_name(request.match_info["name"], "token name")
-    await revoke_token(request.app[STORE], request.app[CLOCK], name)
-    return web.Response(status=204)
+async def revoke(call: Call) -> None:
+    name = check_name(call.variables["name"], "token name")
+    await revoke_token(call.app[STORE], call.app[CLOCK], name)
 
 
-@describe(
-    "listGrants",
-    "Lists grants: the caller's own, and those on namespaces where the caller is an admin",
+@Route(
+    method="GET",
+    path="/api/v1/grants",
+    operation="listGrants",
+    summary="Lists grants: the caller's own, and those on namespaces where the caller is an admin",
+    check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
     answers=(ResponseSpec(200, "One page, by principal", page_schema("grants", "Grant")),),
 )
-async def list_grants(request: web.Request) -> web.Response:
-    allow(request, ())
-    me, authorizer = request[PRINCIPAL], request.app[AUTHORIZER]
-    principal = request.query.get("principal")
+async def list_grants(call: Call) -> dict[str, Any]:
+    me, authorizer = call.principal, call.app[AUTHORIZER]
+    principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
-    after, size = _paging(request)
+    after, size = _paging(call)
     rows = [
         grant
-        for grant in await request.app[STORE].grants(principal)
+        for grant in await call.app[STORE].grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
     ]
     keyed = sorted((_grant_key(grant), grant) for grant in rows)
     rest = [(key, grant) for key, grant in keyed if after is None or key > after]
     page, more = rest[:size], len(rest) > size
-    return json_answer(
-        {
-            "grants": [_grant(grant) for _, grant in page],
-            "next-page-token": request.app[PAGES].encode(page[-1][0]) if more else None,
-        }
-    )
+    return {
+        "grants": [_grant(grant) for _, grant in page],
+        "next-page-token": call.app[PAGES].encode(page[-1][0]) if more else None,
+    }
 
 
-@describe(
-    "addGrant",
-    "Grants a role on a namespace and everything below it; idempotent",
+@Route(
+    method="PUT",
+    path="/api/v1/grants",
+    operation="addGrant",
+    summary="Grants a role on a namespace and everything below it; idempotent",
+    check=Check.SOMEWHERE,
     tags=("access",),
-    body={**GRANT_SCHEMA, "required": ["principal", "role"], "additionalProperties": False},
     answers=(ResponseSpec(204, "Given"), ResponseSpec(403, "Needs the role admin on that namespace")),
-)
-async def add_grant(request: web.Request) -> web.Response:
-    allow_somewhere(request)
-    body = await read_json(request, _Grant)
+).takes(NewGrant)
+async def add_grant(call: Call, body: NewGrant) -> None:
     grant = make_grant(body.principal, body.role, body.namespace)
-    allow(request, grant.namespace)
-    await request.app[STORE].transact([SaveGrant(grant)])
-    return web.Response(status=204)
+    call.allow(grant.namespace)
+    await call.app[STORE].transact([SaveGrant(grant)])
 
 
-@describe(
-    "removeGrant",
-    "Removes a grant",
+@Route(
+    method="DELETE",
+    path="/api/v1/grants",
+    operation="removeGrant",
+    summary="Removes a grant",
+    check=Check.HANDLER,
     tags=("access",),
     parameters=_GRANT_QUERY,
     answers=(
@@ -227,42 +225,41 @@ async def add_grant(request: web.Request) -> web.Response:
         ResponseSpec(404, "No such grant"),
     ),
 )
-async def remove_grant(request: web.Request) -> web.Response:
-    query = request.query
+async def remove_grant(call: Call) -> None:
+    query = call.query
     for name in ("principal", "role"):
         if name not in query:
             raise BadRequest(f"The parameter {name} is missing")
     namespace = query.get("namespace", "")
     grant = make_grant(query["principal"], query["role"], parse_namespace(namespace) if namespace else ())
-    allow(request, grant.namespace)
-    await request.app[STORE].transact([RemoveGrant(grant)])
-    return web.Response(status=204)
+    call.allow(grant.namespace)
+    await call.app[STORE].transact([RemoveGrant(grant)])
 
 
-@describe(
-    "listAudit",
-    "Lists audit records, oldest first. Records are written in batches, so the newest can appear late",
+@Route(
+    method="GET",
+    path="/api/v1/audit",
+    operation="listAudit",
+    summary="Lists audit records, oldest first. Records are written in batches, so the newest can appear late",
+    check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,
     answers=(ResponseSpec(200, "One page", page_schema("records", "AuditRecord")), _FORBIDDEN),
 )
-async def list_audit(request: web.Request) -> web.Response:
-    allow(request, ())
-    after, size = _paging(request)
-    records = await request.app[STORE].audit(after, size + 1)
+async def list_audit(call: Call) -> dict[str, Any]:
+    after, size = _paging(call)
+    records = await call.app[STORE].audit(after, size + 1)
     page, more = records[:size], len(records) > size
-    return json_answer(
-        {
-            "records": [_audit(record) for record in page],
-            "next-page-token": request.app[PAGES].encode(page[-1].id) if more else None,
-        }
-    )
+    return {
+        "records": [_audit(record) for record in page],
+        "next-page-token": call.app[PAGES].encode(page[-1].id) if more else None,
+    }
 
 
-def _paging(request: web.Request) -> tuple[str | None, int]:
+def _paging(call: Call) -> tuple[str | None, int]:
     """(position before the page, size)."""
-    token, size = paging(request)
-    return request.app[PAGES].decode(token or ""), size
+    token, size = call.paging()
+    return call.app[PAGES].decode(token or ""), size
 
 
 def _token(token: Token, now_ms: int) -> dict[str, Any]:
@@ -300,10 +297,4 @@ def _audit(record: AuditRecord) -> dict[str, Any]:
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_get("/api/v1/tokens", list_tokens)
-    app.router.add_post("/api/v1/tokens", create)
-    app.router.add_delete("/api/v1/tokens/{name}", revoke)
-    app.router.add_get("/api/v1/grants", list_grants)
-    app.router.add_put("/api/v1/grants", add_grant)
-    app.router.add_delete("/api/v1/grants", remove_grant)
-    app.router.add_get("/api/v1/audit", list_audit)
+    add_endpoints(app, list_tokens, create, revoke, list_grants, add_grant, remove_grant, list_audit)

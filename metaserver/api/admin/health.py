@@ -14,10 +14,10 @@ import structlog
 from aiohttp import web
 
 from seamark.metaserver.api.admin.readiness import Readiness
-from seamark.metaserver.api.http.describe import ResponseSpec, describe
+from seamark.metaserver.api.http.describe import ResponseSpec
+from seamark.metaserver.api.http.dispatch import Route, add_endpoints, json_answer
 from seamark.metaserver.api.http.keys import DRAIN, OBJECTS, STORE
 from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.wire import encode_json
 
 PING_TIMEOUT_S = 2.0
 """Below one second or so, after which most probes fail."""
@@ -37,24 +37,28 @@ _READY = {
 }
 
 
-@describe(
-    "healthz",
-    "Liveness: the process runs",
+@Route(
+    method="GET",
+    path="/healthz",
+    operation="healthz",
+    summary="Liveness: the process runs",
     tags=("operation",),
     answers=(ResponseSpec(200, "Alive", _HEALTH),),
     public=True,
-)
+).takes_request
 async def healthz(request: web.Request) -> web.Response:
     return _json(200, {"status": "alive"})
 
 
-@describe(
-    "readyz",
-    "Readiness: database and storage answer and accept writes, and the server is not draining",
+@Route(
+    method="GET",
+    path="/readyz",
+    operation="readyz",
+    summary="Readiness: database and storage answer and accept writes, and the server is not draining",
     tags=("operation",),
     answers=(ResponseSpec(200, "Ready", _READY), ResponseSpec(503, "Not ready, with the failed checks", _READY)),
     public=True,
-)
+).takes_request
 async def readyz(request: web.Request) -> web.Response:
     app = request.app
     store, objects, writing = await asyncio.gather(
@@ -78,10 +82,10 @@ async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
 
 
 def _json(status: int, value: object) -> web.Response:
-    headers = {"Cache-Control": "no-store"}
-    return web.Response(status=status, body=encode_json(value), content_type="application/json", headers=headers)
+    response = json_answer(value, status)
+    response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
+    add_endpoints(app, healthz, readyz)

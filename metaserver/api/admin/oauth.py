@@ -26,9 +26,10 @@ from aiohttp import web
 
 from seamark.metaserver.access.authenticator import Authenticator, Login
 from seamark.metaserver.access.tokens import PREFIX
-from seamark.metaserver.api.http.describe import ResponseSpec, describe
+from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec
+from seamark.metaserver.api.http.dispatch import Route, add_endpoints
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
-from seamark.metaserver.api.http.requests import read_body
 from seamark.metaserver.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
 from seamark.metaserver.wire import encode_json
 
@@ -65,17 +66,20 @@ class _Refusal(Exception):
         self.description = description
 
 
-@describe(
-    "getToken",
-    "Returns an access token for client credentials or another token (OAuth 2.0, form-encoded; RFC 6749 and 8693)",
+@Route(
+    method="POST",
+    path="/v1/oauth/tokens",
+    operation="getToken",
+    summary="Returns an access token for client credentials or another token (OAuth 2.0 form; RFC 6749 and 8693)",
     tags=("access",),
     answers=(
         ResponseSpec(200, "The token", _TOKEN_SCHEMA),
         ResponseSpec(400, "The request or the token to exchange is invalid", _REFUSAL_SCHEMA),
         ResponseSpec(401, "The credentials are invalid", _REFUSAL_SCHEMA),
     ),
+    body_size=BodySize.LOGIN,
     public=True,
-)
+).takes_request
 async def get_token(request: web.Request) -> web.Response:
     try:
         token, ttl_s = await _answer(request)
@@ -113,7 +117,7 @@ async def _read_form(request: web.Request) -> dict[str, str]:
     if request.content_type != _FORM:
         raise _Refusal("invalid_request", f"Send the parameters as {_FORM}")
     try:
-        body = await read_body(request)
+        body = await bodies.read(request)
     except (BadRequest, TooLarge, UnsupportedMediaType) as error:
         raise _Refusal("invalid_request", error.message) from None
     try:
@@ -217,4 +221,4 @@ def _json(status: int, value: object) -> web.Response:
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_post("/v1/oauth/tokens", get_token)
+    add_endpoints(app, get_token)

@@ -17,7 +17,8 @@ import structlog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitConflict, SeamarkError
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import PointerStore, TakeLease
+from seamark.metaserver.store.operations import TakeLease
+from seamark.metaserver.store.port import PointerStore
 
 INTERVAL_S = 5.0
 """How long a positive answer is cached; a negative answer for a fifth of it."""

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from seamark.metaserver.api.http.idempotency import HEADER, once
+from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.http.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import (
@@ -33,7 +33,7 @@ from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id
 from seamark.metaserver.index.files.registration import read_index_file
-from seamark.metaserver.store.port import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
 from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
@@ -43,7 +43,10 @@ _COUNT = {"type": "integer"}
 _ID = {"type": ["integer", "null"]}
 _FILTER: dict[str, Any] = {"description": "An expression of the Iceberg REST specification."}
 _KEY = Parameter(
-    HEADER, "header", "UUID of version 7: a repeat with the same key receives the first answer.", {"type": "string"}
+    IDEMPOTENCY_KEY,
+    "header",
+    "UUID of version 7: a repeat with the same key receives the first answer.",
+    {"type": "string"},
 )
 
 _BODY: dict[str, Any] = {
@@ -169,11 +172,15 @@ COMMITTED_SCHEMA: dict[str, Any] = {
 }
 
 
-@describe(
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/commit",
     "commitChange",
     "Commits a change: files added, files removed, rows read. The server creates the snapshot",
     tags=("commits",),
-    parameters=(NAMESPACE, TABLE, _KEY),
+    parameters=(_KEY,),
+    body_size=BodySize.LARGE,
+    is_idempotent=True,
     body=_BODY,
     answers=(
         ResponseSpec(200, "The change is committed", {"$ref": "#/components/schemas/Committed"}),
@@ -185,25 +192,21 @@ COMMITTED_SCHEMA: dict[str, Any] = {
             "CommitStateUnknownException: the outcome is unknown; a producer can repeat the request to determine it",
         ),
     ),
-)
-async def commit_change(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    body = await read_json(request, ChangeBody)
-    change = read_request(body, files_max=request.app[SETTINGS].commit_files_limit)
+).takes(ChangeBody)
+async def commit_change(call: Call, body: ChangeBody) -> web.Response:
+    namespace, name = call.namespace, call.name
+    change = read_request(body, files_max=call.app[SETTINGS].commit_files_limit)
 
     async def work(caller: Caller) -> CommitResult:
-        return await request.app[COMMITS].commit(
-            caller, namespace, name, change, partial(_index_files, request, change)
-        )
+        return await call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change))
 
     async def answer(result: CommitResult) -> web.Response:
         return json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location})
 
-    return await _located(request, await once(request, work, answer), namespace, name)
+    return await _located(call, await once(call, work, answer), namespace, name)
 
 
-async def _located(request: web.Request, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
+async def _located(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
     """A recorded answer with the current metadata location."""
     if response.status != 200:
         return response
@@ -212,7 +215,7 @@ async def _located(request: web.Request, response: web.Response, namespace: Name
     if _LOCATION in recorded:
         return response
     try:
-        entry = await request.app[CATALOG].tables.entry(namespace, name)
+        entry = await call.app[CATALOG].tables.entry(namespace, name)
     except NotFound:
         entry = None
     if entry is None or entry.uuid != recorded["table-uuid"]:
@@ -221,7 +224,7 @@ async def _located(request: web.Request, response: web.Response, namespace: Name
 
 
 async def _index_files(
-    request: web.Request, change: ChangeRequest, entry: Entry, metadata: TableMetadata
+    call: Call, change: ChangeRequest, entry: Entry, metadata: TableMetadata
 ) -> list[RegisteredIndexFile]:
     """Reads the index files of the change. BadRequest for a file that does not belong to the table."""
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
@@ -230,13 +233,13 @@ async def _index_files(
     async def registered(location: str, size_bytes: int) -> RegisteredIndexFile:
         async with slots:
             file = await read_index_file(
-                request.app[READER],
+                call.app[READER],
                 location,
                 size_bytes,
                 folder=folder,
                 table_uuid=entry.uuid,
                 snapshot_id=None,
-                now_ms=request.app[CLOCK].now_ms(),
+                now_ms=call.app[CLOCK].now_ms(),
             )
         try:
             of_id(file.definition, metadata.current_schema, metadata.schemas)
@@ -248,5 +251,4 @@ async def _index_files(
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/commit", commit_change)
+    add_endpoints(app, commit_change)

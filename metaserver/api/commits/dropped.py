@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
-from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, PRINCIPAL
-from seamark.metaserver.api.http.paging import PAGING, page_schema, paging
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, allow_somewhere, caller, path_name, path_namespace, read_body
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.paging import PAGING, page_schema
 from seamark.metaserver.catalog.dropped import no_such_dropped
-from seamark.metaserver.store.port import DroppedEntry, Entry, EntryKind, MetricsReport
-from seamark.metaserver.wire import check_name, check_namespace, decode_as, parse_namespace
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, MetricsReport
+from seamark.metaserver.wire import check_name, check_namespace, parse_namespace
 
 _ENTRY: dict[str, Any] = {
     "kind": {"enum": [kind.value for kind in EntryKind]},
@@ -47,102 +46,96 @@ REPORT_SCHEMA: dict[str, Any] = {
         "report": {"type": "object", "description": "The report as the engine sent it."},
     },
 }
-_UNDROP_BODY: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "namespace": {"type": ["array", "null"], "items": {"type": "string"}, "description": "A new namespace."},
-        "name": {"type": ["string", "null"], "description": "A new name."},
-    },
-}
-_ID = Parameter("id", "path", "Id of the dropped entry, from the list.", {"type": "string"}, True)
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
 
 
 class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
-    namespace: list[str] | None = None
-    name: str | None = None
+    namespace: Annotated[list[str] | None, doc("A new namespace.")] = None
+    name: Annotated[str | None, doc("A new name.")] = None
 
 
-@describe(
+@Route(
+    "GET",
+    "/api/v1/dropped",
     "listDropped",
     "Lists dropped entries that can be restored",
     tags=("dropped",),
+    check=Check.HANDLER,
     parameters=(
         Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
         *PAGING,
     ),
     answers=(ResponseSpec(200, "One page, in order of dropping", page_schema("dropped", "Dropped")),),
 )
-async def list_dropped(request: web.Request) -> web.Response:
-    namespace = request.query.get("namespace")
+async def list_dropped(call: Call) -> dict[str, Any]:
+    namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
-    allow(request, path or ())
-    page = await request.app[CATALOG].dropped.list(path, *paging(request))
-    return json_answer({"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token})
+    call.allow(path or ())
+    page = await call.app[CATALOG].dropped.list(path, *call.paging())
+    return {"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token}
 
 
-@describe(
+@Route(
+    "POST",
+    "/api/v1/dropped/{id}/undrop",
     "undrop",
     "Restores a dropped table or view, under its old name or a new name",
     tags=("dropped",),
-    parameters=(_ID,),
-    body=_UNDROP_BODY,
+    check=Check.SOMEWHERE,
+    is_body_optional=True,
     answers=(
         ResponseSpec(200, "The restored entry", {"type": "object", "required": list(_ENTRY), "properties": _ENTRY}),
         _NOT_FOUND,
         ResponseSpec(409, "The name is taken"),
     ),
-)
-async def undrop(request: web.Request) -> web.Response:
-    allow_somewhere(request)
-    body = await read_body(request)
-    change = decode_as(body, UndropBody, "The body") if body else UndropBody()
+).takes(UndropBody)
+async def undrop(call: Call, change: UndropBody) -> dict[str, Any]:
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
-    dropped = request.app[CATALOG].dropped
-    row = await _row(request)
-    allow(request, row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
-    entry = await dropped.restore(caller(request), row.id, namespace, name)
-    return json_answer(_entry(entry))
+    dropped = call.app[CATALOG].dropped
+    row = await _row(call)
+    call.allow(row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
+    entry = await dropped.restore(call.caller, row.id, namespace, name)
+    return _entry(entry)
 
 
-@describe(
+@Route(
+    "DELETE",
+    "/api/v1/dropped/{id}",
     "purgeDropped",
     "Deletes the files of a dropped table, or a dropped view, permanently; undrop is then impossible",
     tags=("dropped",),
-    parameters=(_ID,),
+    check=Check.HANDLER,
     answers=(ResponseSpec(204, "Purged"), _NOT_FOUND),
 )
-async def purge_dropped(request: web.Request) -> web.Response:
-    dropped = request.app[CATALOG].dropped
-    row = await _row(request)
-    allow(request, row.entry.namespace)
-    await dropped.purge(caller(request), row.id)
-    return web.Response(status=204)
+async def purge_dropped(call: Call) -> None:
+    dropped = call.app[CATALOG].dropped
+    row = await _row(call)
+    call.allow(row.entry.namespace)
+    await dropped.purge(call.caller, row.id)
 
 
-@describe(
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/metrics",
     "listTableMetrics",
     "Lists the scan and commit reports that engines sent for a table",
     tags=("metrics",),
-    parameters=(NAMESPACE, TABLE, *PAGING),
+    parameters=PAGING,
     answers=(
         ResponseSpec(200, "One page, oldest first", page_schema("reports", "MetricsReport")),
         ResponseSpec(404, "No such table"),
     ),
 )
-async def list_table_metrics(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    page = await request.app[CATALOG].metrics.list(namespace, name, *paging(request))
-    return json_answer({"reports": [_report(row) for row in page.items], "next-page-token": page.next_token})
+async def list_table_metrics(call: Call) -> dict[str, Any]:
+    page = await call.app[CATALOG].metrics.list(call.namespace, call.name, *call.paging())
+    return {"reports": [_report(row) for row in page.items], "next-page-token": page.next_token}
 
 
-async def _row(request: web.Request) -> DroppedEntry:
+async def _row(call: Call) -> DroppedEntry:
     """The dropped entry in the path. NotFound also when the caller may not list it: a refusal would reveal it."""
-    row = await request.app[CATALOG].dropped.get(path_name(request, "id"))
-    if not request.app[AUTHORIZER].allows(request[PRINCIPAL], "listDropped", row.entry.namespace):
+    row = await call.app[CATALOG].dropped.get(call.name)
+    if not call.may(row.entry.namespace, "listDropped"):
         raise no_such_dropped(row.id)
     return row
 
@@ -180,7 +173,4 @@ def _report(row: MetricsReport) -> dict[str, Any]:
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_get("/api/v1/dropped", list_dropped)
-    app.router.add_post("/api/v1/dropped/{id}/undrop", undrop)
-    app.router.add_delete("/api/v1/dropped/{id}", purge_dropped)
-    app.router.add_get("/api/v1/tables/{namespace}/{table}/metrics", list_table_metrics)
+    add_endpoints(app, list_dropped, undrop, purge_dropped, list_table_metrics)

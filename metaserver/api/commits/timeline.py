@@ -17,22 +17,14 @@ import structlog
 from aiohttp import web
 
 from seamark.metaserver.access.principal import Role
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
+from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.errors import error_body
-from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, PRINCIPAL, REQUEST_ID, SETTINGS, STORE, TIMELINE
+from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.paging import page_size
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, may_do, may_see, path_name, path_namespace, recheck
 from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
-from seamark.metaserver.store.port import (
-    POSITION,
-    EntryKind,
-    Instant,
-    InstantFilter,
-    InstantState,
-    NamespacePath,
-    PointerStore,
-)
+from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, Watcher
 from seamark.metaserver.timeline.webhooks import instant_json
 from seamark.metaserver.wire import check_name, encode_json, show
@@ -104,31 +96,35 @@ _ANSWERS = (
 )
 
 
-@describe(
+@Route(
+    "GET",
+    "/api/v1/timeline",
     "listTimeline",
     "Reads the timeline of the catalog: list, read from a position, long-poll, or stream",
+    check=Check.CATALOG,
     tags=("timeline",),
     parameters=_FILTERS,
     answers=_ANSWERS,
     waits=True,
+    streams=True,
 )
-async def list_timeline(request: web.Request) -> web.StreamResponse:
-    allow(request, ())
-    return await _answer(request, InstantFilter(), ())
+async def list_timeline(call: Call) -> Answer:
+    return await _answer(call, InstantFilter(), ())
 
 
-@describe(
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/timeline",
     "listTableTimeline",
     "Reads the timeline of a table or view under all its names, or of a name that no longer exists",
     tags=("timeline",),
-    parameters=(NAMESPACE, TABLE, *_FILTERS),
+    parameters=_FILTERS,
     answers=(*_ANSWERS, ResponseSpec(404, "No table or view has or had this name")),
     waits=True,
+    streams=True,
 )
-async def list_table_timeline(request: web.Request) -> web.StreamResponse:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    return await _answer(request, await _about(request.app[STORE], namespace, name), namespace)
+async def list_table_timeline(call: Call) -> Answer:
+    return await _answer(call, await _about(call.app[STORE], call.namespace, call.name), call.namespace)
 
 
 async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
@@ -143,44 +139,44 @@ async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> In
     return where
 
 
-async def _answer(request: web.Request, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
+async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
     """`namespace`: the namespace whose rights apply to this timeline."""
-    timeline = request.app[TIMELINE]
-    where, limit, wait_s = _read_query(request, where)
+    timeline = call.app[TIMELINE]
+    where, limit, wait_s = _read_query(call, where)
     if where.since == LATEST:
         where = msgspec.structs.replace(where, since=await timeline.head())
-    if EVENT_STREAM in request.headers.get("Accept", ""):
-        return await _stream(request, timeline, where, namespace)
+    if EVENT_STREAM in call.headers.get("Accept", ""):
+        return await _stream(call, timeline, where, namespace)
     if wait_s > 0:
         instants = await timeline.watch(where, limit, wait_s)
-        await recheck(request, namespace)  # a token may have expired during the wait
+        await call.recheck(namespace)  # a token may have expired during the wait
     else:
         instants = await timeline.read(where, limit)
     next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
-    shown = [_shown(request, instant) for instant in instants if may_do(request, instant.namespace)]
-    return json_answer({"instants": shown, "next-since": next_since})
+    shown = [_shown(call, instant) for instant in instants if call.may(instant.namespace)]
+    return {"instants": shown, "next-since": next_since}
 
 
-def _shown(request: web.Request, instant: Instant) -> dict[str, Any]:
+def _shown(call: Call, instant: Instant) -> dict[str, Any]:
     """The instant, without the new name of a table that was moved to a namespace that the caller may not see."""
     made = instant_json(instant)
     if "to" not in instant.summary:
         return made
     # Older instants lack the levels; then only readers of the whole catalog see the name.
     levels = instant.summary.get("to-namespace")
-    authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
-    visible = authorizer.holds(principal, Role.READER, ()) if levels is None else may_see(request, tuple(levels))
+    authorizer, principal = call.app[AUTHORIZER], call.principal
+    visible = authorizer.holds(principal, Role.READER, ()) if levels is None else call.sees(tuple(levels))
     if not visible:
         made["summary"] = {name: value for name, value in instant.summary.items() if name not in ("to", "to-namespace")}
     return made
 
 
-def _read_query(request: web.Request, where: InstantFilter) -> tuple[InstantFilter, int, float]:
+def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:
     """(filter, limit, seconds to wait). BadRequest names the invalid parameter and its allowed values."""
-    query = request.query
-    settings = request.app[SETTINGS]
-    stream = EVENT_STREAM in request.headers.get("Accept", "")
-    since = (request.headers.get("Last-Event-ID") if stream else None) or query.get("since")
+    query = call.query
+    settings = call.app[SETTINGS]
+    stream = EVENT_STREAM in call.headers.get("Accept", "")
+    since = (call.headers.get("Last-Event-ID") if stream else None) or query.get("since")
     if since not in (None, LATEST) and not POSITION.fullmatch(since):
         raise BadRequest(f"since is {since[:40]!r}, which this server did not issue; omit it to start again")
     action = query.get("action")
@@ -216,9 +212,7 @@ def _number(text: str, name: str) -> float:
     return number
 
 
-async def _stream(
-    request: web.Request, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
-) -> web.StreamResponse:
+async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
     """Server-sent events (WHATWG HTML, 9.2): one event an instant with its position as `id`, until the connection or
     the server closes.
 
@@ -230,55 +224,52 @@ async def _stream(
                 "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
                 "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
-                "X-Request-Id": request[REQUEST_ID],
+                "X-Request-Id": call.request_id,
             }
         )
-        await response.prepare(request)
+        await response.prepare(call.request)
         try:
             await response.write(b"retry: 1000\n\n")
-            while not request.app[DRAIN].is_set():
-                instants = await _next_instants(request, timeline, watcher, namespace)
-                visible = [instant for instant in instants if may_do(request, instant.namespace)]
-                await response.write(_events(request, visible))
+            while not call.app[DRAIN].is_set():
+                instants = await _next_instants(call, timeline, watcher, namespace)
+                visible = [instant for instant in instants if call.may(instant.namespace)]
+                await response.write(_events(call, visible))
         except ConnectionError:
             pass  # the client has closed the connection, the usual end of a stream
         except (Unauthenticated, Forbidden) as error:
-            _log.info("event stream ends", error=error.message, request_id=request[REQUEST_ID])
+            _log.info("event stream ends", error=error.message, request_id=call.request_id)
             with suppress(ConnectionError):
                 await response.write(b"event: error\ndata: %b\n\n" % error_body(error.code, error.type, error.message))
         except SeamarkError as error:
             # The status was sent already. The client reconnects with Last-Event-ID and then receives the error.
-            _log.warning("event stream ends", error=error.message, request_id=request[REQUEST_ID])
+            _log.warning("event stream ends", error=error.message, request_id=call.request_id)
         return response
 
 
-async def _next_instants(
-    request: web.Request, timeline: Timeline, watcher: Watcher, namespace: NamespacePath
-) -> list[Instant]:
+async def _next_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
     """The next instants; empty after HEARTBEAT_S without any. Unauthenticated or Forbidden once the login or the right
     to see this timeline has ended; checked before instants are returned."""
-    clock, pause_s = request.app[CLOCK], request.app[SETTINGS].rights_recheck_s
+    clock, pause_s = call.app[CLOCK], call.app[SETTINGS].rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S
     instants: list[Instant] = []
     while not instants and (left_s := until_s - clock.monotonic()) > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, left_s)):
                 instants = await timeline.next(watcher, _SSE_BATCH)
-        await recheck(request, namespace)
-        if request.app[DRAIN].is_set():
+        await call.recheck(namespace)
+        if call.app[DRAIN].is_set():
             break
     return instants
 
 
-def _events(request: web.Request, instants: list[Instant]) -> bytes:
+def _events(call: Call, instants: list[Instant]) -> bytes:
     if not instants:
         return b": still here\n\n"
     return b"".join(
-        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(request, instant)))
+        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(call, instant)))
         for instant in instants
     )
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_get("/api/v1/timeline", list_timeline)
-    app.router.add_get("/api/v1/tables/{namespace}/{table}/timeline", list_table_timeline)
+    add_endpoints(app, list_timeline, list_table_timeline)

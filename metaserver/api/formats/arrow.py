@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from aiohttp import web
 
 from seamark.metaserver.errors import NotAcceptable, TooLarge
 from seamark.metaserver.iceberg.expressions.arrow import plain_type
@@ -24,9 +23,9 @@ _JSON_RANGES = ("application/json", "application/*", "*/*")
 _OFFSET_MAX = 2**31 - 1
 
 
-def wants_arrow(request: web.Request) -> bool:
+def wants_arrow(headers: Mapping[str, str]) -> bool:
     """Whether to answer with an Arrow IPC stream instead of JSON. NotAcceptable for other types (RFC 9110)."""
-    accepted = request.headers.get("Accept", "*/*")
+    accepted = headers.get("Accept", "*/*")
     best, arrow = 0.0, False
     for part in accepted.split(","):
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]

@@ -68,7 +68,7 @@ async def send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamRespo
 
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
     """
-    encoder = _Encoder(gzip=accepts_gzip(request))
+    encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[CLOCK].monotonic
     until_s = monotonic() + SLICE_S
     for piece in pieces:

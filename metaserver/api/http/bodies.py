@@ -1,9 +1,9 @@
 """Reads the bodies of requests within bounds: of size by operation, of time, and of what all of them hold together.
 
 Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. Packed bodies are inflated here
-in small steps, one at a time in all, and the loop serves others between them. An operation has the ordinary
-limit unless it stands below: lists of files, keys and values need more, logins less. Who sends a body has passed the
-login and, as far as the path says where, the check of its role; only `getToken` reads from strangers.
+in small steps, one at a time in all, and the loop serves others between them. A route declares the class of its limit:
+lists of files, keys and values need more, logins less. Who sends a body has passed the login and, as far as the path
+says where, the check of its role; only `getToken` reads from strangers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from seamark.metaserver.api.http.content_codings import Inflater, coding_of
-from seamark.metaserver.api.http.describe import description_of
+from seamark.metaserver.api.http.describe import BodySize, description_of
 from seamark.metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.connections import Connection
@@ -27,33 +27,7 @@ T = TypeVar("T")
 PLACE: web.RequestKey[RequestSlot] = web.RequestKey("place", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
-LARGE = frozenset({"commitChange", "lookupKeys"})
-"""Operations whose bodies may have `body_limit_bytes`: commits that list files, and keys in Arrow, of which no value is
-parsed by itself."""
-MEDIUM = frozenset(
-    {
-        "createTable",
-        "updateTable",
-        "commitTransaction",
-        "createView",
-        "replaceView",
-        "planTableScan",
-        "explain",
-        "makePlanTable",
-        "makePlanView",
-        "selectRows",
-        "registerIndexFiles",
-        "finishIndexBuild",
-        "recordIndexAudit",
-        "quarantineIndexFile",
-        "rebuildIndexRegistry",
-        "listUnheldFiles",
-    }
-)
-"""Operations whose bodies may have `medium_body_limit_bytes`: a filter, a schema, or a list of index files. msgspec
-parses in one go, and nothing else runs meanwhile: so a reader's bodies are bounded by what takes some milliseconds."""
 TOKEN_BODY_MAX = 16 << 10
-"""Of `getToken`, the only body that is read from strangers: two tokens of the longest kind fit."""
 RATE_LEAST = 64 << 10
 """Bytes a second that a body must have beyond `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
@@ -63,20 +37,21 @@ _INFLATED_BYTES = 64 << 10
 QUICK_BYTES = 256 << 10
 """Larger bodies are not parsed in the event loop."""
 _CONTAINERS_MAX, _CONTAINERS_MAX_LARGE = 100_000, 4_000_000
-"""Objects and arrays in a body, and in one of `LARGE`: each costs some sixty bytes however short it is written."""
+"""Objects and arrays in a body, and in one of the class LARGE. Each costs some sixty bytes, however short its text."""
 _VALUES_MAX = 600_000
-"""Commas in a body that is not of `LARGE`: a filter lists half a million numbers."""
+"""Commas in a body that is not of the class LARGE: a filter lists half a million numbers."""
 
 
-def body_limit(operation: str, settings: Settings) -> int:
-    """Bytes that the body of this operation may have, unpacked."""
-    if operation == "getToken":
-        return min(TOKEN_BODY_MAX, settings.body_limit_bytes)
-    if operation in LARGE:
-        return settings.body_limit_bytes
-    if operation in MEDIUM:
-        return min(settings.medium_body_limit_bytes, settings.body_limit_bytes)
-    return min(settings.small_body_limit_bytes, settings.body_limit_bytes)
+def body_limit(size: BodySize, settings: Settings) -> int:
+    """Bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs meanwhile: so
+    a reader's bodies are bounded by what takes some milliseconds."""
+    limits = {
+        BodySize.LOGIN: TOKEN_BODY_MAX,
+        BodySize.SMALL: settings.small_body_limit_bytes,
+        BodySize.MEDIUM: settings.medium_body_limit_bytes,
+        BodySize.LARGE: settings.body_limit_bytes,
+    }
+    return min(limits[size], settings.body_limit_bytes)
 
 
 async def read(request: web.Request) -> bytes:
@@ -89,8 +64,8 @@ async def read(request: web.Request) -> bytes:
     if known is not None:
         return known
     settings = request.app[SETTINGS]
-    operation = _operation_of(request)
-    limit = body_limit(operation, settings)
+    size = description_of(request.match_info.route.handler).body_size
+    limit = body_limit(size, settings)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     content, place = request.content, request.get(PLACE)
@@ -112,7 +87,7 @@ async def read(request: web.Request) -> bytes:
         raise BadRequest("The request body does not arrive as its headers announce: check its encoding") from None
     except ConnectionError:
         raise ClientGone("The client left before its request had arrived") from None
-    if len(body) > QUICK_BYTES and operation not in LARGE:
+    if len(body) > QUICK_BYTES and size is not BodySize.LARGE:
         _check_values(body)
     request[_BODY] = body
     return body
@@ -198,10 +173,6 @@ def parse_now(body: bytes, shape: type[T]) -> T:
     if len(body) > QUICK_BYTES:
         _check_containers(body, _CONTAINERS_MAX_LARGE)
     return decode_as(body, shape, "The request body")
-
-
-def _operation_of(request: web.Request) -> str:
-    return description_of(request.match_info.route.handler).operation
 
 
 def _check_values(body: bytes) -> None:

@@ -1,19 +1,22 @@
-"""Descriptions of handlers: operation id, parameters, answers, and whether the route is public.
+"""Descriptions of routes: path, operation id, parameters, body, answers, limits, and whether the route is public.
 
-`describe` attaches the description to the function. The middleware reads the operation and the flags from it, and
-`openapi.py` the rest, so that document, metrics and log agree with the route. Handlers of Iceberg routes need no
-description: their operation id is the function name in camel case, and the Iceberg specification describes them.
+`dispatch.Route` adds what handles requests. The description is attached to the function that aiohttp calls: the
+middleware, `bodies.py` and `openapi.py` read it, so that limits, document, metrics and log agree with the route. Routes
+without answers are those that the Iceberg REST specification describes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+VARIABLE = re.compile(r"\{([\w-]+)\}")
 _ATTRIBUTE = "seamark_operation"
 
 
@@ -26,63 +29,81 @@ class Parameter(msgspec.Struct, frozen=True):
     required: bool = False
 
 
-NAMESPACE = Parameter(
-    "namespace", "path", "Levels joined by the unit separator 0x1F, percent-encoded as %1F.", {"type": "string"}, True
-)
-TABLE = Parameter("table", "path", "Name of the table or view.", {"type": "string"}, True)
+_PATH = {
+    "namespace": "Levels joined by the unit separator 0x1F, percent-encoded as %1F.",
+    "table": "Name of the table or view.",
+    "view": "Name of the view.",
+    "function": "The name of the function.",
+    "index": "The name of the index.",
+    "build": "The id of the build.",
+    "column": "Full name of the column, levels joined by dots.",
+    "id": "Id of the dropped entry, from the list.",
+    "name": "Name of the token.",
+}
+"""Variables of Seamark's paths."""
+
+
+def doc(description: str, **schema: Any) -> msgspec.Meta:
+    """Documents a field of a body or an answer; `schema` are further entries of its JSON schema, which are not
+    enforced when it is decoded."""
+    return msgspec.Meta(description=description, extra_json_schema=schema or None)
 
 
 class ResponseSpec(msgspec.Struct, frozen=True):
     status: int
     description: str
-    schema: dict[str, Any] | None = None
-    """JSON schema of the body; None when it is empty or not JSON."""
-    content_type: str = "application/json"
+    schema: Any = None
+    """JSON schema of the body, or the type that it is derived from; None when the body is empty or not JSON."""
+
+
+class BodySize(Enum):
+    """The class of a body's limit; each has a setting."""
+
+    LOGIN = "the only body that is read from strangers: two tokens of the longest kind fit"
+    SMALL = "the default"
+    MEDIUM = "a filter, a schema, or a list of index files"
+    LARGE = "commits that list files, and keys in Arrow, whose values are not parsed one by one"
 
 
 class Description(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    """With variables in braces; Iceberg routes have the template of the specification."""
     operation: str
-    summary: str
+    summary: str = ""
     tags: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    body: dict[str, Any] | None = None
+    """Without the variables of the path."""
     answers: tuple[ResponseSpec, ...] = ()
+    """The first is the success."""
+    body: Any = None
+    """JSON schema of the JSON body, or the type that it is derived from; None without a body."""
+    is_body_optional: bool = False
+    body_size: BodySize = BodySize.SMALL
     public: bool = False
     """Answered without a login and outside the limit on requests, so that probes work under load."""
     waits: bool = False
     """The request may wait for long: it has a separate limit and is not counted as in flight."""
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables of the path, in order, as aiohttp knows them."""
+        return tuple(name.replace("-", "_") for name in VARIABLE.findall(self.path) if name != "prefix")
 
-def describe(
-    operation: str,
-    summary: str,
-    *,
-    tags: tuple[str, ...] = (),
-    parameters: tuple[Parameter, ...] = (),
-    body: dict[str, Any] | None = None,
-    answers: tuple[ResponseSpec, ...] = (),
-    public: bool = False,
-    waits: bool = False,
-) -> Callable[[Handler], Handler]:
-    """Decorates a handler with its `Description`. The function is returned unchanged."""
-    description = Description(operation, summary, tags, parameters, body, answers, public, waits)
+    @property
+    def all_parameters(self) -> tuple[Parameter, ...]:
+        path = [Parameter(name, "path", _PATH[name], {"type": "string"}, True) for name in self.variables]
+        return (*path, *self.parameters)
 
-    def mark(handler: Handler) -> Handler:
-        setattr(handler, _ATTRIBUTE, description)
-        return handler
 
-    return mark
+_UNKNOWN = Description("", "", "unknown")
+
+
+def attach(handler: Handler, description: Description) -> None:
+    setattr(handler, _ATTRIBUTE, description)
 
 
 def description_of(handler: object) -> Description:
-    """The description from `describe`; otherwise one with the operation id of the function name: load_table →
-    loadTable."""
-    given = getattr(handler, _ATTRIBUTE, None)
-    if isinstance(given, Description):
-        return given
-    first, *rest = getattr(handler, "__name__", "unknown").strip("_").split("_")
-    return Description(first + "".join(word.capitalize() for word in rest), "")
-
-
-def is_described(handler: object) -> bool:
-    return hasattr(handler, _ATTRIBUTE)
+    given = getattr(handler, _ATTRIBUTE, _UNKNOWN)
+    assert isinstance(given, Description)
+    return given

@@ -1,4 +1,4 @@
-"""Registers Iceberg routes by the path templates of the REST specification, and lists the registered endpoints.
+"""The paths of Iceberg routes by the templates of the REST specification, and the list of the registered endpoints.
 
 `/v1/{prefix}/…` of the specification is served without a prefix and with the configured one. Other prefixes do not
 match: a server has one catalog.
@@ -6,31 +6,23 @@ match: a server has one catalog.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from urllib.parse import quote
 
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import Handler
+from seamark.metaserver.api.http.describe import VARIABLE
 from seamark.metaserver.api.http.keys import SETTINGS
 
 _PREFIXED = "/v1/{prefix}/"
-_VARIABLE = re.compile(r"\{([\w-]+)\}")
 _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
 
-def add_operations(app: web.Application, template: str, handlers: Mapping[str, Handler]) -> None:
-    """Registers `handlers`, by HTTP method, for a path template of the specification."""
-    paths = [template.replace(_PREFIXED, "/v1/")]
-    prefixed = _prefixed(app)
-    if prefixed and template.startswith(_PREFIXED):
-        paths.append(template.replace(_PREFIXED, prefixed))
-    for path in paths:
-        # aiohttp's default pattern for a variable excludes braces, which names may contain; variables have no hyphens.
-        resource = app.router.add_resource(_VARIABLE.sub(lambda match: f"{{{match[1].replace('-', '_')}:[^/]+}}", path))
-        for method, handler in handlers.items():
-            resource.add_route(method, handler)
+def served_paths(app: web.Application, template: str) -> list[str]:
+    """The paths under which a template is served."""
+    if not template.startswith(_PREFIXED):
+        return [template]
+    prefixes = ["/v1/", _prefixed(app)]
+    return [template.replace(_PREFIXED, prefix) for prefix in prefixes if prefix]
 
 
 def served_endpoints(app: web.Application) -> list[str]:
@@ -43,7 +35,7 @@ def served_endpoints(app: web.Application) -> list[str]:
         path = route.resource.canonical
         if not path.startswith("/v1/") or (skipped and path.startswith(skipped)):
             continue
-        path = _VARIABLE.sub(lambda match: f"{{{match[1].replace('_', '-')}}}", path)
+        path = VARIABLE.sub(lambda match: f"{{{match[1].replace('_', '-')}}}", path)
         template = path if path in _UNPREFIXED else path.replace("/v1/", _PREFIXED, 1)
         served.add(f"{route.method} {template}")
     return sorted(served)

@@ -20,6 +20,7 @@ import prometheus_client as prometheus
 from aiohttp import web
 from prometheus_client import multiprocess
 
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.errors import CommitConflict, CommitUnknown
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -201,9 +202,10 @@ class ServerMetrics:
 METRICS: web.AppKey[ServerMetrics] = web.AppKey("metrics", ServerMetrics)
 
 
-async def metrics(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[METRICS].render(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
+@Route("GET", "/metrics", "metrics", "Metrics in the text exposition format", check=Check.LOGIN)
+async def metrics(call: Call) -> web.Response:
+    return web.Response(body=call.app[METRICS].render(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_get("/metrics", metrics)
+    add_endpoints(app, metrics)

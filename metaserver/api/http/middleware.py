@@ -31,7 +31,7 @@ _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z")
 _BODILESS = ("GET", "HEAD")
-_UNROUTED = ("unrouted", Description("unrouted", ""))
+_UNROUTED = ("unrouted", Description("", "", "unrouted"))
 _VARIANTS = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _propagator = TraceContextTextMapPropagator()
 

@@ -11,10 +11,8 @@ import binascii
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import Parameter
-from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
@@ -78,9 +76,3 @@ def page_size(text: str, name: str, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")
     return min(int(text), most)
-
-
-def paging(request: web.Request) -> tuple[str | None, int]:
-    """(token as sent, size)."""
-    most = request.app[SETTINGS].page_limit
-    return request.query.get("pageToken"), page_size(request.query.get("pageSize", str(most)), "pageSize", most)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import cast
 
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.plan_audience import HEADER
 from seamark.metaserver.api.http.requests import table_path
@@ -30,7 +31,7 @@ from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.vending import storage_config
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import NamespacePath, ShownPlan
+from seamark.metaserver.store.model import NamespacePath, ShownPlan
 from seamark.metaserver.wire import encode_json
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
@@ -51,21 +52,16 @@ _SNAPSHOTS = b'"snapshots":['
 """The field in a metadata document. Quotes in strings are escaped, so that only the field name matches."""
 
 
-def json_answer(value: object, status: int = 200) -> web.Response:
-    """A small answer."""
-    return web.Response(status=status, body=encode_json(value), content_type="application/json")
-
-
-def snapshot_mode(request: web.Request) -> SnapshotMode:
+def snapshot_mode(call: Call) -> SnapshotMode:
     """The query parameter `snapshots`. BadRequest for another value."""
-    mode = request.query.get("snapshots", "all")
+    mode = call.query.get("snapshots", "all")
     if mode not in _MODES:
         raise BadRequest(f"snapshots is {mode[:40]!r}; it must be all or refs")
     return cast(SnapshotMode, mode)
 
 
 def table_etag(
-    request: web.Request,
+    call: Call,
     metadata_location: str,
     namespace: NamespacePath,
     name: str,
@@ -73,12 +69,12 @@ def table_etag(
     shown: Sequence[ShownPlan] = (),
 ) -> str:
     """The ETag of the answer that `table_answer` would return."""
-    settings = request.app[SETTINGS]
+    settings = call.app[SETTINGS]
     path = table_path(namespace, name, settings.prefix)
     config = (settings.scan_planning_mode, *_storage_settings(settings))
     ids = ",".join(str(plan.shown_id) for plan in shown)
     tag = _shown_etag if shown else _etag
-    return tag(_REVISION, metadata_location, mode, request.headers.get(DELEGATION, ""), path, *config, ids)
+    return tag(_REVISION, metadata_location, mode, call.headers.get(DELEGATION, ""), path, *config, ids)
 
 
 @lru_cache(maxsize=8192)
@@ -91,9 +87,9 @@ def _shown_etag(*parts: str | bool) -> str:
     return _etag.__wrapped__(*parts)
 
 
-def not_modified(request: web.Request, etag: str) -> web.Response | None:
+def not_modified(call: Call, etag: str) -> web.Response | None:
     """A 304 when the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
-    given = request.headers.get("If-None-Match")
+    given = call.headers.get("If-None-Match")
     if given is None:
         return None
     known = {tag.strip().removeprefix("W/") for tag in given.split(",")}
@@ -103,7 +99,7 @@ def not_modified(request: web.Request, etag: str) -> web.Response | None:
 
 
 async def table_answer(
-    request: web.Request,
+    call: Call,
     loaded: LoadedTable,
     namespace: NamespacePath,
     name: str,
@@ -114,27 +110,27 @@ async def table_answer(
 ) -> web.Response:
     """A LoadTableResult. `compress` is False for answers that are requested only once. `shown` are plan snapshots that
     follow those of the table."""
-    config, credentials = access_config(request, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
+    config, credentials = access_config(call, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
     if loaded.entry is not None:
-        config = {**config, PLANNING_MODE: planning_mode(request.app[SETTINGS], loaded.metadata)}
+        config = {**config, PLANNING_MODE: planning_mode(call.app[SETTINGS], loaded.metadata)}
     tail = _tail(config, credentials)
     if loaded.entry is None:
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
     known = loaded.metadata.snapshots_by_id
     shown = [plan for plan in shown if plan.shown_id not in known]
-    etag = table_etag(request, location, namespace, name, mode, shown)
-    return await _located_answer(request, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown)
+    etag = table_etag(call, location, namespace, name, mode, shown)
+    return await _located_answer(call, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown)
 
 
-async def plan_answer(request: web.Request, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
+async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
     """A LoadTableResult of a plan table: storage of its table, planning by the client."""
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
-    config, credentials = access_config(request, table.metadata.location, plan.namespace, plan.of_name)
+    config, credentials = access_config(call, table.metadata.location, plan.namespace, plan.of_name)
     tail = _tail({**config, PLANNING_MODE: "client"}, credentials)
-    etag = table_etag(request, plan.location, plan.namespace, plan.name, mode)
-    return await _located_answer(request, plan.location, loaded.metadata, mode, tail, etag)
+    etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
+    return await _located_answer(call, plan.location, loaded.metadata, mode, tail, etag)
 
 
 def _tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
@@ -143,7 +139,7 @@ def _tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes
 
 
 async def _located_answer(
-    request: web.Request,
+    call: Call,
     location: str,
     metadata: TableMetadata,
     mode: SnapshotMode,
@@ -153,13 +149,13 @@ async def _located_answer(
     compress: bool = True,
     shown: Sequence[ShownPlan] = (),
 ) -> web.Response:
-    document = request.app[CATALOG].documents.render(location, metadata, mode)
+    document = call.app[CATALOG].documents.render(location, metadata, mode)
     if shown:
         document = _with_snapshots(document, shown)
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
-    if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(request):
-        body = await _gzipped(request, etag, (head, document, tail, b"}"))
+    if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(call.headers):
+        body = await _gzipped(call, etag, (head, document, tail, b"}"))
         return _json(body, {**headers, "Content-Encoding": "gzip"})
     return _json(b"".join((head, document, tail, b"}")), headers)
 
@@ -190,31 +186,31 @@ def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 
-def commit_answer(request: web.Request, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
+def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
     """A CommitTableResponse (no `config`, REST specification), with the ETag of a load after the commit.
 
     Not compressed: the answers of two commits differ, so that nothing could be reused.
     """
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
-    etag = table_etag(request, location, namespace, name, "all")
-    return _json(_located(request, loaded), {"ETag": etag, "Vary": _VARY})
+    etag = table_etag(call, location, namespace, name, "all")
+    return _json(_located(call, loaded), {"ETag": etag, "Vary": _VARY})
 
 
-def unregistered_answer(request: web.Request, loaded: LoadedTable) -> web.Response:
+def unregistered_answer(call: Call, loaded: LoadedTable) -> web.Response:
     """An UnregisterTableResult."""
-    return _json(_located(request, loaded), {})
+    return _json(_located(call, loaded), {})
 
 
-def view_answer(request: web.Request, loaded: LoadedView) -> web.Response:
+def view_answer(call: Call, loaded: LoadedView) -> web.Response:
     """A LoadViewResult."""
     location = loaded.entry.metadata_location
-    document = request.app[CATALOG].documents.view_document(location, loaded.metadata)
+    document = call.app[CATALOG].documents.view_document(location, loaded.metadata)
     return _json(b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {})
 
 
 def access_config(
-    request: web.Request,
+    call: Call,
     location: str,
     namespace: NamespacePath,
     name: str,
@@ -223,18 +219,18 @@ def access_config(
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     """`config` and `storage-credentials` for a table at `location`. `delegation` None: the request's header."""
-    settings = request.app[SETTINGS]
+    settings = call.app[SETTINGS]
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
-        sign_path += f"?stage={request.app[CATALOG].staging.issue(namespace, name, location)}"
-    requested = delegation or request.headers.get(DELEGATION)
+        sign_path += f"?stage={call.app[CATALOG].staging.issue(namespace, name, location)}"
+    requested = delegation or call.headers.get(DELEGATION)
     return storage_config(settings, location, delegation=requested, sign_path=sign_path)
 
 
-def _located(request: web.Request, loaded: LoadedTable) -> bytes:
+def _located(call: Call, loaded: LoadedTable) -> bytes:
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
-    document = request.app[CATALOG].documents.render(location, loaded.metadata, "all")
+    document = call.app[CATALOG].documents.render(location, loaded.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 
@@ -250,8 +246,8 @@ def _storage_settings(settings: Settings) -> tuple[str | bool, ...]:
     )
 
 
-async def _gzipped(request: web.Request, etag: str, parts: tuple[bytes, ...]) -> bytes:
-    cache = request.app[CATALOG].documents.cache
+async def _gzipped(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
+    cache = call.app[CATALOG].documents.cache
     kept = cache.get(("gzip", etag))
     if isinstance(kept, bytes):
         return kept
@@ -262,11 +258,11 @@ async def _gzipped(request: web.Request, etag: str, parts: tuple[bytes, ...]) ->
         cache.put(("gzip", etag), body, len(body))
         return body
 
-    return await request.app[GZIPS].run(etag, compress)
+    return await call.app[GZIPS].run(etag, compress)
 
 
-def accepts_gzip(request: web.Request) -> bool:
-    for coding in request.headers.get("Accept-Encoding", "").split(","):
+def accepts_gzip(headers: Mapping[str, str]) -> bool:
+    for coding in headers.get("Accept-Encoding", "").split(","):
         name, _, weight = coding.partition(";")
         if name.strip().lower() in ("gzip", "x-gzip", "*"):
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")

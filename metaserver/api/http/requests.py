@@ -1,4 +1,4 @@
-"""Decodes requests to Iceberg routes: names in the path, query, body and principal.
+"""Decodes requests: names in the path, values of the query, the idempotency key.
 
 Names are decoded from the raw path, because aiohttp's decoded path does not distinguish `%25FF` from `%FF`. In a path
 segment `+` is a space, as in a form: Iceberg Java's client (Spark, Trino, Flink) encodes names that way, and PyIceberg
@@ -7,58 +7,39 @@ sends a plus as `%2B`. BadRequest names the parameter that cannot be decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
+import msgspec
 from aiohttp import web
 
-from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.api.http import bodies
-from seamark.metaserver.api.http.describe import description_of
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
-from seamark.metaserver.api.http.plan_audience import audience_of
-from seamark.metaserver.catalog.values import Caller, IdempotencyKey
-from seamark.metaserver.errors import BadRequest, NoSuchTable
-from seamark.metaserver.store.port import NamespacePath
-from seamark.metaserver.wire import (
-    NAMESPACE_SEPARATOR,
-    check_changeable,
-    check_name,
-    is_plan_name,
-    parse_namespace,
-    show,
-)
+from seamark.metaserver.api.http.keys import PRINCIPAL
+from seamark.metaserver.catalog.values import IdempotencyKey
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR, check_name, parse_namespace
 
-T = TypeVar("T")
-
+IDEMPOTENCY_KEY = "Idempotency-Key"
+_UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 _INT_DIGITS_MAX = 18
 _BOOLEANS = {"true": True, "false": False}
 
 
-def path_name(request: web.Request, variable: str) -> str:
-    """The table, view or function in `{variable}`. BadRequest for an invalid name, and for a plan table's name in an
-    operation that changes tables. NoSuchTable for a plan table's name when plans are shown as snapshots."""
-    name = _name(_segment(request, variable), variable)
-    if variable == "table":
-        _check_audience(request, name)
-    return _changeable(request, name)
+def path_names(request: web.Request, variables: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in these variables of the path. BadRequest for an invalid name."""
+    return _names(request.rel_url.raw_path, _template(request), variables)
 
 
 def path_namespace(request: web.Request) -> NamespacePath:
     """The namespace in the path; levels are separated by 0x1F (`%1F`)."""
-    return _namespace(_segment(request, "namespace"))
-
-
-def path_table(request: web.Request) -> tuple[NamespacePath, str]:
-    """`path_namespace` and `path_name` for the route of a table."""
-    resource = request.match_info.route.resource
-    assert resource is not None
-    namespace, name = _table(request.rel_url.raw_path, resource.canonical)
-    _check_audience(request, name)
-    return namespace, _changeable(request, name)
+    template = _template(request)
+    return _namespace(request.rel_url.raw_path.split("/")[_position(template, "namespace")])
 
 
 @lru_cache(maxsize=8192)  # pure, and called for every load of a table
@@ -69,94 +50,47 @@ def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
     return f"{base}/namespaces/{levels}/tables/{quote(name, safe='')}"
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The body, decompressed by its Content-Encoding. Errors as in `bodies.read`."""
-    return await bodies.read(request)
-
-
-async def read_json(request: web.Request, shape: type[T]) -> T:
-    """The body as `shape`, a msgspec type, for any content type. BadRequest names the invalid field."""
-    return await bodies.parse(request, await bodies.read(request), shape)
-
-
-def parse_body(body: bytes, shape: type[T]) -> T:
-    """Like `read_json`, for a body that was read. Large bodies are decoded in a thread."""
-    return bodies.parse_now(body, shape)
-
-
-def page_query(request: web.Request) -> tuple[str | None, int | None]:
+def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
     """`(pageToken, pageSize)`, None when absent."""
-    size = request.query.get("pageSize")
-    return request.query.get("pageToken"), None if size is None else _page_size(size)
+    size = query.get("pageSize")
+    return query.get("pageToken"), None if size is None else _page_size(size)
 
 
-def boolean_query(request: web.Request, name: str) -> bool:
+def boolean_query(query: Mapping[str, str], name: str) -> bool:
     """False when absent. PyIceberg sends True, Iceberg Java true."""
-    text = request.query.get(name, "false")
+    text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
     if value is None:
         raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
     return value
 
 
-def allow(request: web.Request, *namespaces: NamespacePath) -> None:
-    """Forbidden unless the caller may do this operation in each of `namespaces`; the empty path is the catalog."""
-    operation = _operation_of(request.match_info.route.handler)
-    authorizer, principal = request.app[AUTHORIZER], request[PRINCIPAL]
-    for namespace in namespaces:
-        authorizer.require(principal, operation, namespace)
+async def key_of(request: web.Request) -> IdempotencyKey | None:
+    """The idempotency key with what identifies the request; None without the header. BadRequest for an invalid key."""
+    given = request.headers.getall(IDEMPOTENCY_KEY, None)
+    if not given:
+        return None
+    if len(given) > 1:
+        raise BadRequest(f"The request has {len(given)} {IDEMPOTENCY_KEY} headers; send one")
+    key = given[0].strip().lower()
+    if not _UUID7.fullmatch(key):
+        raise BadRequest(f"{IDEMPOTENCY_KEY} is {given[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
+    scope = "\n".join((request[PRINCIPAL].name, request.method, request.rel_url.raw_path))
+    body, query = await bodies.read(request), request.query_string
+    large = len(body) > bodies.QUICK_BYTES
+    digest = await asyncio.to_thread(_hash, body, query) if large else _hash(body, query)
+    return IdempotencyKey(key=key, scope=scope, request_hash=digest)
 
 
-def allow_somewhere(request: web.Request) -> None:
-    """Forbidden unless the caller may do this operation in some namespace. For operations whose bodies name the
-    namespace: called before the body is read, and `allow` after it."""
-    operation = _operation_of(request.match_info.route.handler)
-    request.app[AUTHORIZER].require_somewhere(request[PRINCIPAL], operation)
-
-
-async def recheck(request: web.Request, *namespaces: NamespacePath) -> None:
-    """Repeats the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller has lost
-    the right in one of `namespaces`."""
-    request[PRINCIPAL] = await request.app[AUTHENTICATOR].authenticate(request.headers, request.remote)
-    allow(request, *namespaces)
-
-
-def may_do(request: web.Request, namespace: NamespacePath) -> bool:
-    """Whether the caller may do this operation in `namespace`."""
-    operation = _operation_of(request.match_info.route.handler)
-    return request.app[AUTHORIZER].allows(request[PRINCIPAL], operation, namespace)
-
-
-def may_write(request: web.Request, namespace: NamespacePath) -> bool:
-    """Whether the caller may change tables in `namespace`."""
-    return request.app[AUTHORIZER].allows(request[PRINCIPAL], "updateTable", namespace)
-
-
-def may_see(request: web.Request, namespace: NamespacePath) -> bool:
-    """Whether a listing may include this namespace."""
-    return request.app[AUTHORIZER].visible(request[PRINCIPAL], namespace)
-
-
-def caller(request: web.Request, key: IdempotencyKey | None = None) -> Caller:
-    """The caller, as the catalog records it."""
-    principal = request[PRINCIPAL]
-    confined_to = request.app[AUTHORIZER].confines(principal)
-    return Caller(
-        who=principal.name,
-        request_id=request[REQUEST_ID],
-        idempotency=key,
-        confined_to=confined_to,
-        names_owners=confined_to is None or principal.name in request.app[SETTINGS].trusted_engines,
-    )
-
-
-def _check_audience(request: web.Request, name: str) -> None:
-    if is_plan_name(name) and audience_of(request) is not None:
-        raise NoSuchTable(f"Table does not exist: {show(path_namespace(request), name)}")
-
-
-def _changeable(request: web.Request, name: str) -> str:
-    return check_changeable(name) if changes(_operation_of(request.match_info.route.handler)) else name
+def _hash(body: bytes, query: str) -> str:
+    """A digest of the request: JSON with sorted keys, so that a repeat may be serialised differently."""
+    try:
+        canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        canonical = body  # the handler refuses it with a better message
+    digest = hashlib.sha256(canonical)
+    digest.update(b"\n" + query.encode())
+    return digest.hexdigest()
 
 
 def _page_size(text: str) -> int:
@@ -166,36 +100,25 @@ def _page_size(text: str) -> int:
     return int(text)
 
 
-def _segment(request: web.Request, variable: str) -> str:
+def _template(request: web.Request) -> str:
     resource = request.match_info.route.resource
     assert resource is not None
-    return _segment_of(request.rel_url.raw_path, resource.canonical, variable)
+    return resource.canonical
 
 
-def _segment_of(raw_path: str, template: str, variable: str) -> str:
-    return raw_path.split("/")[_position(template, variable)]
-
-
-# Engines send the same names repeatedly. Refused names are not cached, so that the cached names are short.
+# Engines send the same names repeatedly. Refused names are not cached, so that the cached paths are short.
 @lru_cache(maxsize=2048)
-def _name(segment: str, variable: str) -> str:
-    return check_name(_decoded(segment, variable), f"{variable} name")
+def _names(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
+    segments = raw_path.split("/")
+    return tuple(
+        check_name(_decoded(segments[_position(template, variable)], variable), f"{variable} name")
+        for variable in variables
+    )
 
 
 @lru_cache(maxsize=1024)
 def _namespace(segment: str) -> NamespacePath:
     return parse_namespace(_decoded(segment, "namespace"))
-
-
-@lru_cache(maxsize=1024)
-def _table(raw_path: str, template: str) -> tuple[NamespacePath, str]:
-    namespace = _namespace(_segment_of(raw_path, template, "namespace"))
-    return namespace, _name(_segment_of(raw_path, template, "table"), "table")
-
-
-@lru_cache(maxsize=256)  # one entry for each handler
-def _operation_of(handler: Callable[..., object]) -> str:
-    return description_of(handler).operation
 
 
 @lru_cache(maxsize=256)  # one entry for each variable of each route

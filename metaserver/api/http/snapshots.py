@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import Parameter
 from seamark.metaserver.errors import BadRequest
@@ -24,9 +25,8 @@ SNAPSHOT = (
 )
 
 
-def requested_snapshot(request: web.Request, metadata: TableMetadata) -> int | None:
-    """Like `snapshot_of`, for the request's query."""
-    query = request.query
+def requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
+    """Like `snapshot_of`, for a query."""
     return snapshot_of(
         metadata,
         _number(query.get("snapshot-id"), "snapshot-id"),

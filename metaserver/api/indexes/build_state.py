@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from aiohttp import web
 
+from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CLOCK, STORE, TIMELINE
-from seamark.metaserver.api.http.requests import path_name, path_namespace
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import defined_index
 from seamark.metaserver.errors import CommitConflict, NotFound
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.kinds.kinds import parameters
-from seamark.metaserver.store.port import Instant, InstantFilter, InstantState, MoveInstant
+from seamark.metaserver.store.model import Instant, InstantState
+from seamark.metaserver.store.operations import MoveInstant
+from seamark.metaserver.store.port import InstantFilter
 
 ACTION = "indexing"
 ABANDONED_MS = 3_600_000
@@ -89,11 +90,11 @@ class Build:
         return str(self.instant.summary["folder"])
 
 
-async def load_build(request: web.Request, *, inflight: bool = False) -> Build:
+async def load_build(call: Call, *, inflight: bool = False) -> Build:
     """NotFound unless it is a build of this index and table; CommitConflict if it has ended but must be in flight."""
-    name, build_id = path_name(request, "index"), path_name(request, "build")
-    table = await load(request, path_namespace(request), path_name(request, "table"))
-    instant = await request.app[STORE].instant(build_id)
+    _, name, build_id = call.names
+    table = await load(call)
+    instant = await call.app[STORE].instant(build_id)
     belongs = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
@@ -130,46 +131,46 @@ def progress_of(build: Build) -> dict[str, Any]:
     }
 
 
-async def record_progress(request: web.Request, build: Build) -> None:
+async def record_progress(call: Call, build: Build) -> None:
     """Records the progress on the timeline. Of concurrent updates, the last may not be the furthest."""
     try:
-        await move(request, build.instant, InstantState.INFLIGHT, progress_of(build))
+        await move(call, build.instant, InstantState.INFLIGHT, progress_of(build))
     except CommitConflict:
         _log.info("a build ended while index files were registered", build=build.instant.id)
 
 
-async def move(request: web.Request, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
-    now_ms = request.app[CLOCK].now_ms()
+async def move(call: Call, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
+    now_ms = call.app[CLOCK].now_ms()
     summary = {**instant.summary, **more, "active-ms": now_ms}
-    await request.app[STORE].transact(
+    await call.app[STORE].transact(
         [MoveInstant(id=instant.id, expected=instant.state, state=state, now_ms=now_ms, summary=summary)]
     )
-    request.app[TIMELINE].notify()
+    call.app[TIMELINE].notify()
 
 
-async def require_alone(request: web.Request, table: TableIndexes, name: str, *, but: str = "") -> None:
+async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
     """CommitConflict while another build of the index is in progress."""
-    since_ms = request.app[CLOCK].now_ms() - EXCLUSIVE_MS
-    for build in await _in_flight(request, table):
+    since_ms = call.app[CLOCK].now_ms() - EXCLUSIVE_MS
+    for build in await _in_flight(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
             raise CommitConflict(
                 f"The build {build.id} of the index {name}, by {build.who}, is in progress; try again later"
             )
 
 
-async def _in_flight(request: web.Request, table: TableIndexes) -> list[Instant]:
+async def _in_flight(call: Call, table: TableIndexes) -> list[Instant]:
     where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
-    return await request.app[STORE].instants(where, _UNDER_WAY_MAX)
+    return await call.app[STORE].instants(where, _UNDER_WAY_MAX)
 
 
-async def roll_back_abandoned(request: web.Request, table: TableIndexes) -> None:
+async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
     """Rolls back builds of this table that were abandoned long ago. Their index files stay registered."""
-    silent_since_ms = request.app[CLOCK].now_ms() - ABANDONED_MS
-    for instant in await _in_flight(request, table):
+    silent_since_ms = call.app[CLOCK].now_ms() - ABANDONED_MS
+    for instant in await _in_flight(call, table):
         if instant.summary["active-ms"] < silent_since_ms:
             reason = f"abandoned: inactive for {ABANDONED_MS // 60_000} minutes"
             try:
-                await move(request, instant, InstantState.ROLLED_BACK, {"reason": reason})
+                await move(call, instant, InstantState.ROLLED_BACK, {"reason": reason})
             except CommitConflict:
                 continue  # it has ended or become active
 

@@ -19,11 +19,10 @@ import numpy as np
 from aiohttp import web
 
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.paging import page_size
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_body, read_json
 from seamark.metaserver.api.indexes.build_state import (
     ACTION,
     Build,
@@ -44,52 +43,51 @@ from seamark.metaserver.api.indexes.index_state import (
     new_files_by_snapshot,
     snapshots_named,
 )
-from seamark.metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import (
-    EntryKind,
-    Instant,
-    InstantState,
-    MoveInstant,
-    RecordInstant,
-    RegisteredIndexFile,
-)
-from seamark.metaserver.wire import INDEX_FOLDER, decode_as
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState, RegisteredIndexFile
+from seamark.metaserver.store.operations import MoveInstant, RecordInstant
+from seamark.metaserver.wire import INDEX_FOLDER
 
 REGISTERED_MAX = 1000
 """The limit of index files in one request."""
 _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format", "spec-id", "partition")
-_COUNT = {"type": "integer"}
 
-_BUILD = Parameter("build", "path", "The id of the build.", {"type": "string"}, True)
-_AT = (NAMESPACE, TABLE, INDEX, _BUILD)
+_BUILDS = f"{INDEXES_PATH}/{{index}}/builds"
+_BUILD = f"{_BUILDS}/{{build}}"
 _ONE = ResponseSpec(200, "The state of the build", {"$ref": "#/components/schemas/IndexBuild"})
 _NO_BUILD = ResponseSpec(404, "No such table, index or build")
 _ENDED = ResponseSpec(409, "The build has ended, or another build replaced an index file first")
 
 
-class _RegisteredFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class WrittenIndexFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     location: str
     size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class RegisterBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    index_files: list[_RegisteredFile]
-    replaces: list[str] = []
+    index_files: Annotated[list[WrittenIndexFile], doc(f"1 to {REGISTERED_MAX}.")]
+    replaces: Annotated[
+        list[str],
+        doc(
+            f"Live index files of the same definition that these supersede, in one transaction; at most "
+            f"{REGISTERED_MAX}."
+        ),
+    ] = []
 
 
 class StartBody(msgspec.Struct, forbid_unknown_fields=True):
-    exclusive: bool = False
+    exclusive: Annotated[bool, doc("Only if no other build of the index is under way.")] = False
 
 
 class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
-    outcome: str = "completed"
-    reason: str | None = None
+    outcome: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["completed", "rolled-back"]})] = "completed"
+    reason: Annotated[str | None, doc("Why it was rolled back.")] = None
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
@@ -102,48 +100,35 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     row: int
 
 
-@describe(
+@Route(
+    "POST",
+    _BUILDS,
     "startIndexBuild",
     "Starts a build of an index: creates an instant on the timeline and a folder for its index files",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
-    body={
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "exclusive": {
-                "type": "boolean",
-                "default": False,
-                "description": "Only if no other build of the index is under way.",
-            },
-        },
-    },
+    is_body_optional=True,
     answers=(
         _ONE,
         ResponseSpec(400, "The index is paused or its definition is invalid"),
         NO_INDEX,
         ResponseSpec(409, "The request is exclusive and another build of the index runs"),
     ),
-)
-async def start_index_build(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "index")
-    allow(request, namespace)
-    given = await read_body(request)
-    body = decode_as(given, StartBody, "The body") if given else StartBody()
-    table = await load(request, namespace, path_name(request, "table"))
+).takes(StartBody)
+async def start_index_build(call: Call, body: StartBody) -> dict[str, Any]:
+    name, table = call.names[1], await load(call)
     definition = defined_index(table.metadata, name)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before you build it")
-    await roll_back_abandoned(request, table)
+    await roll_back_abandoned(call, table)
     if body.exclusive:
-        await require_alone(request, table, name)
-    new_files = await new_files_by_snapshot(request, table.metadata, snapshots_named(table.metadata))
+        await require_alone(call, table, name)
+    new_files = await new_files_by_snapshot(call, table.metadata, snapshots_named(table.metadata))
     live = table.registered.live(definition.id)
-    lag = [(new.files, await missing(request, new, live)) for new in new_files]
-    clock = request.app[CLOCK]
+    lag = [(new.files, await missing(call, new, live)) for new in new_files]
+    clock = call.app[CLOCK]
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
-        "request-id": caller(request).request_id,
+        "request-id": call.caller.request_id,
         "index": name,
         "definition": definition.id,
         "folder": f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}/{build_id}",
@@ -156,49 +141,50 @@ async def start_index_build(request: web.Request) -> web.Response:
         action=ACTION,
         state=InstantState.REQUESTED,
         kind=EntryKind.TABLE,
-        namespace=namespace,
+        namespace=call.namespace,
         name=table.entry.name,
         uuid=table.entry.uuid,
         requested_ms=now_ms,
-        who=caller(request).who,
+        who=call.caller.who,
         snapshot_id=table.metadata.current_snapshot_id,
         metadata_location=table.entry.metadata_location,
         summary=summary,
     )
     # In one transaction: otherwise a lost answer could leave a requested instant behind.
     begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
-    await request.app[STORE].transact([RecordInstant(instant=instant), begin])
-    request.app[TIMELINE].notify()
+    await call.app[STORE].transact([RecordInstant(instant=instant), begin])
+    call.app[TIMELINE].notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
     if body.exclusive:
         # Checked again now that others see this build: of two builds that begin together, at least one is rolled back.
         try:
-            await require_alone(request, table, name, but=build_id)
+            await require_alone(call, table, name, but=build_id)
         except CommitConflict:
-            await move(request, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
+            await move(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
-    return json_answer(shown(Build(table, definition, instant)))
+    return shown(Build(table, definition, instant))
 
 
-@describe(
+@Route(
+    "GET",
+    _BUILD,
     "loadIndexBuild",
     "Returns the progress of a build",
     tags=("indexes",),
-    parameters=_AT,
     answers=(_ONE, _NO_BUILD),
 )
-async def load_index_build(request: web.Request) -> web.Response:
-    allow(request, path_namespace(request))
-    return json_answer(shown(await load_build(request)))
+async def load_index_build(call: Call) -> dict[str, Any]:
+    return shown(await load_build(call))
 
 
-@describe(
+@Route(
+    "GET",
+    f"{_BUILD}/files",
     "listIndexBuildFiles",
     "Lists data files that the index does not cover, in the current snapshot and then in the snapshots of"
     " branches and tags; repeat until the list is empty",
     tags=("indexes",),
     parameters=(
-        *_AT,
         Parameter("page-token", "query", "The next-page-token of the previous answer.", {"type": "string"}),
         Parameter("limit", "query", "Maximum number of files.", {"type": "integer", "minimum": 1}),
     ),
@@ -227,19 +213,18 @@ async def load_index_build(request: web.Request) -> web.Response:
         _ENDED,
     ),
 )
-async def list_index_build_files(request: web.Request) -> web.Response:
-    allow(request, path_namespace(request))
-    most = request.app[SETTINGS].page_limit
-    limit = page_size(request.query.get("limit", str(most)), "limit", most)
-    build = await load_build(request, inflight=True)
+async def list_index_build_files(call: Call) -> dict[str, Any]:
+    most = call.app[SETTINGS].page_limit
+    limit = page_size(call.query.get("limit", str(most)), "limit", most)
+    build = await load_build(call, inflight=True)
     metadata = build.table.metadata
-    token = _token(request, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
-    new_files = await new_files_by_snapshot(request, metadata, token.snapshots)
+    token = _token(call, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
+    new_files = await new_files_by_snapshot(call, metadata, token.snapshots)
     live = build.table.registered.live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
     for at in range(token.at, len(new_files)):
-        rows = np.flatnonzero(await missing(request, new_files[at], live))
+        rows = np.flatnonzero(await missing(call, new_files[at], live))
         rows = rows[rows >= token.row] if at == token.at else rows
         chosen, limit = rows[:limit], limit - min(limit, len(rows))
         page.append((new_files[at].files, chosen))
@@ -253,10 +238,10 @@ async def list_index_build_files(request: web.Request) -> web.Response:
             "files": [manifest for files, rows in page for manifest in _items(metadata, files, rows)],
             "next-page-token": None
             if following is None
-            else request.app[PAGES].encode(msgspec.json.encode(following).decode()),
+            else call.app[PAGES].encode(msgspec.json.encode(following).decode()),
         }
 
-    return json_answer(await asyncio.to_thread(answer))
+    return await asyncio.to_thread(answer)
 
 
 def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
@@ -266,97 +251,67 @@ def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[d
     return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
 
 
-@describe(
+@Route(
+    "POST",
+    f"{_BUILD}/index-files",
     "registerIndexFiles",
     "Registers index files of a build: the server checks each file, and plans use it afterwards",
     tags=("indexes",),
-    parameters=_AT,
-    body={
-        "type": "object",
-        "required": ["index-files"],
-        "additionalProperties": False,
-        "properties": {
-            "index-files": {
-                "type": "array",
-                "maxItems": REGISTERED_MAX,
-                "items": {
-                    "type": "object",
-                    "required": ["location", "size-in-bytes"],
-                    "properties": {"location": {"type": "string"}, "size-in-bytes": _COUNT},
-                },
-            },
-            "replaces": {
-                "type": "array",
-                "maxItems": REGISTERED_MAX,
-                "items": {"type": "string"},
-                "description": "Live index files of the same definition that these supersede, in one transaction.",
-            },
-        },
-    },
+    body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The state of the build", {"$ref": "#/components/schemas/IndexBuild"}),
+        _ONE,
         ResponseSpec(400, "A file is not an index file of this build; no file is registered"),
         _NO_BUILD,
         _ENDED,
     ),
-)
-async def register_index_files(request: web.Request) -> web.Response:
-    allow(request, path_namespace(request))
-    body = await read_json(request, RegisterBody)
+).takes(RegisterBody)
+async def register_index_files(call: Call, body: RegisterBody) -> dict[str, Any]:
     if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
         raise BadRequest(f"The request has more than {REGISTERED_MAX} index files; send them in several requests")
     if not body.index_files:
         raise BadRequest("index-files is empty; name the files that the build has written")
-    build = await load_build(request, inflight=True)
-    add = await asyncio.gather(*(_checked(request, build, file) for file in body.index_files))
-    registry = request.app[REGISTRY]
+    build = await load_build(call, inflight=True)
+    add = await asyncio.gather(*(_checked(call, build, file) for file in body.index_files))
+    registry = call.app[REGISTRY]
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
-    build = await load_build(request)
-    await record_progress(request, build)
-    return json_answer(shown(build))
+    build = await load_build(call)
+    await record_progress(call, build)
+    return shown(build)
 
 
-@describe(
+@Route(
+    "POST",
+    f"{_BUILD}/finish",
     "finishIndexBuild",
     "Ends a build; its registered index files stay",
     tags=("indexes",),
-    parameters=_AT,
-    body={
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "outcome": {"enum": ["completed", "rolled-back"]},
-            "reason": {"type": ["string", "null"], "description": "Why it was rolled back."},
-        },
-    },
+    body_size=BodySize.MEDIUM,
+    is_body_optional=True,
     answers=(_ONE, _NO_BUILD, _ENDED),
-)
-async def finish_index_build(request: web.Request) -> web.Response:
-    allow(request, path_namespace(request))
-    given = await read_body(request)
-    body = decode_as(given, FinishBody, "The body") if given else FinishBody()
+).takes(FinishBody)
+async def finish_index_build(call: Call, body: FinishBody) -> dict[str, Any]:
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
-    build = await load_build(request)
+    build = await load_build(call)
     if build.instant.state is not states[body.outcome]:  # otherwise it is a repeat
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
-        await move(request, build.instant, states[body.outcome], {**progress_of(build), **reason})
-        build = await load_build(request)
-    return json_answer(shown(build))
+        await move(call, build.instant, states[body.outcome], {**progress_of(build), **reason})
+        build = await load_build(call)
+    return shown(build)
 
 
-async def _checked(request: web.Request, build: Build, file_body: _RegisteredFile) -> RegisteredIndexFile:
+async def _checked(call: Call, build: Build, file_body: WrittenIndexFile) -> RegisteredIndexFile:
     """The registry's record of the index file, read from the file itself. BadRequest if it does not fit the build."""
     file = await read_index_file(
-        request.app[READER],
+        call.app[READER],
         file_body.location,
         file_body.size_in_bytes,
         folder=build.folder,
         table_uuid=build.table.entry.uuid,
         snapshot_id=build.instant.snapshot_id,
-        now_ms=request.app[CLOCK].now_ms(),
+        now_ms=call.app[CLOCK].now_ms(),
     )
     if (file.definition, file.kind) != (build.definition.id, build.definition.kind):
         raise BadRequest(
@@ -365,12 +320,12 @@ async def _checked(request: web.Request, build: Build, file_body: _RegisteredFil
     return file
 
 
-def _token(request: web.Request, build: Build) -> _Token | None:
-    text = request.query.get("page-token")
+def _token(call: Call, build: Build) -> _Token | None:
+    text = call.query.get("page-token")
     if text is None:
         return None
     try:
-        packed = (request.app[PAGES].decode(text) or "").encode()
+        packed = (call.app[PAGES].decode(text) or "").encode()
         token = msgspec.json.decode(packed, type=_Token)
     except (BadRequest, msgspec.DecodeError):
         token = None
@@ -383,11 +338,6 @@ def _token(request: web.Request, build: Build) -> _Token | None:
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    builds = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes/{index:[^/]+}/builds"
-    app.router.add_post(builds, start_index_build)
-    build = f"{builds}/{{build:[^/]+}}"
-    app.router.add_get(build, load_index_build)
-    app.router.add_get(f"{build}/files", list_index_build_files)
-    app.router.add_post(f"{build}/index-files", register_index_files)
-    app.router.add_post(f"{build}/finish", finish_index_build)
+    add_endpoints(
+        app, start_index_build, load_index_build, list_index_build_files, register_index_files, finish_index_build
+    )

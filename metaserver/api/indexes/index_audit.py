@@ -13,31 +13,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
-from seamark.metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
 from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
 from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
 from seamark.metaserver.index.files.headers import IndexFileSummary
 from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.port import ObjectInfo
-from seamark.metaserver.store.port import (
-    EntryKind,
-    IndexFileState,
-    Instant,
-    InstantState,
-    RecordInstant,
-    RegisteredIndexFile,
-)
+from seamark.metaserver.store.model import EntryKind, IndexFileState, Instant, InstantState, RegisteredIndexFile
+from seamark.metaserver.store.operations import RecordInstant
 from seamark.metaserver.wire import INDEX_FOLDER
 
 REASON_MAX = 1000
@@ -46,20 +39,57 @@ FOLDER_FILES_MAX = 100_000
 _READ_AT_ONCE = 32
 _REGISTERED_AT_ONCE = 1000
 _LEFT_OUT_MAX = 100
-_COUNT = {"type": "integer"}
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class AuditedBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    index_files: Count
-    damaged: Count = 0
+    index_files: Annotated[Count, doc("Index files that were verified.")]
+    damaged: Annotated[Count, doc("How many of them were not right.")] = 0
     size_in_bytes: Count = 0
 
 
 class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
+    location: Annotated[str, doc("Of a registered index file of this index.")]
+    reason: Annotated[str, doc("What is wrong with it.")]
+    check: Annotated[bool, doc("Only if the server, which reads the whole file, finds it damaged or gone, too.")] = (
+        False
+    )
+
+
+class QuarantinedFile(msgspec.Struct):
+    location: str
+    state: IndexFileState
+    reason: str | None
+
+
+class RecordedAudit(msgspec.Struct, rename="kebab"):
+    id: str
+    audited_ms: int
+
+
+class RebuiltIndex(msgspec.Struct, rename="kebab"):
+    index: str
+    index_files: int
+    files: int
+    rows: int
+    size_in_bytes: int
+
+
+class LeftOutFile(msgspec.Struct):
     location: str
     reason: str
-    check: bool = False
+
+
+class RebuiltRegistry(msgspec.Struct, rename="kebab"):
+    folder: Annotated[str, doc("That was looked through.")]
+    known: Annotated[int, doc("Files in it that the registry lists, in any state.")]
+    registered: Annotated[list[RebuiltIndex], doc("By index, what plans use from now on.")]
+    redundant: Annotated[int, doc("Sound ones that describe nothing that others do not describe, too.")]
+    left_out: Annotated[
+        list[LeftOutFile],
+        doc(f"What is no index file of this table that can be used; the first {_LEFT_OUT_MAX}."),
+    ]
+    left_out_files: int
 
 
 class _FolderFile(NamedTuple):
@@ -74,59 +104,32 @@ class _FolderFile(NamedTuple):
         return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 
-@describe(
+@Route(
+    "POST",
+    f"{INDEXES_PATH}/{{index}}/quarantine",
     "quarantineIndexFile",
     "Quarantines an index file that an audit found wrong: plans no longer use it, and its data files are uncovered",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
-    body={
-        "type": "object",
-        "required": ["location", "reason"],
-        "additionalProperties": False,
-        "properties": {
-            "location": {"type": "string", "description": "Of a registered index file of this index."},
-            "reason": {"type": "string", "description": "What is wrong with it."},
-            "check": {
-                "type": "boolean",
-                "default": False,
-                "description": "Only if the server, which reads the whole file, finds it damaged or gone, too.",
-            },
-        },
-    },
+    body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(
-            200,
-            "The state of the index file",
-            {
-                "type": "object",
-                "required": ["location", "state", "reason"],
-                "properties": {
-                    "location": {"type": "string"},
-                    "state": {"enum": [state.value for state in IndexFileState]},
-                    "reason": {"type": ["string", "null"]},
-                },
-            },
-        ),
+        ResponseSpec(200, "The state of the index file", QuarantinedFile),
         ResponseSpec(400, "The reason is missing"),
         ResponseSpec(404, "No such table or index, or no such index file of it"),
     ),
-)
-async def quarantine_index_file(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "index")
-    allow(request, namespace)
-    body = await read_json(request, QuarantineBody)
+).takes(QuarantineBody)
+async def quarantine_index_file(call: Call, body: QuarantineBody) -> QuarantinedFile:
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
-    table = await load(request, namespace, path_name(request, "table"))
-    definition = defined_index(table.metadata, name)
+    table = await load(call)
+    definition = defined_index(table.metadata, call.names[1])
     file = _registered(table, definition, body.location)
     if body.check:
         if file.state is IndexFileState.LIVE:
-            await request.app[INDEXES].verify_source([file], body.reason[:REASON_MAX])
+            await call.app[INDEXES].verify_source([file], body.reason[:REASON_MAX])
     else:
-        await request.app[REGISTRY].quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
-    file = _registered(await load(request, namespace, path_name(request, "table")), definition, body.location)
-    return json_answer({"location": file.location, "state": file.state.value, "reason": file.reason})
+        await call.app[REGISTRY].quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
+    file = _registered(await load(call), definition, body.location)
+    return QuarantinedFile(file.location, file.state, file.reason)
 
 
 def _registered(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
@@ -138,157 +141,93 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
     )
 
 
-@describe(
+@Route(
+    "POST",
+    f"{INDEXES_PATH}/{{index}}/audits",
     "recordIndexAudit",
     "Records that all live index files of an index were verified, so that the next audit is due later",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
-    body={
-        "type": "object",
-        "required": ["index-files"],
-        "additionalProperties": False,
-        "properties": {
-            "index-files": {"type": "integer", "description": "Index files that were verified."},
-            "damaged": {"type": "integer", "default": 0, "description": "How many of them were not right."},
-            "size-in-bytes": {"type": "integer", "default": 0},
-        },
-    },
-    answers=(
-        ResponseSpec(
-            200,
-            "The instant `auditing` on the table's timeline",
-            {
-                "type": "object",
-                "required": ["id", "audited-ms"],
-                "properties": {"id": {"type": "string"}, "audited-ms": _COUNT},
-            },
-        ),
-        NO_INDEX,
-    ),
-)
-async def record_index_audit(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "index")
-    allow(request, namespace)
-    body = await read_json(request, AuditedBody)
-    table = await load(request, namespace, path_name(request, "table"))
-    definition = defined_index(table.metadata, name)
-    clock = request.app[CLOCK]
+    body_size=BodySize.MEDIUM,
+    answers=(ResponseSpec(200, "The instant `auditing` on the table's timeline", RecordedAudit), NO_INDEX),
+).takes(AuditedBody)
+async def record_index_audit(call: Call, body: AuditedBody) -> RecordedAudit:
+    table = await load(call)
+    definition = defined_index(table.metadata, call.names[1])
+    clock = call.app[CLOCK]
     now_ms = clock.now_ms()
     instant = Instant(
         id=str(clock.uuid7()),
         action=AUDITING,
         state=InstantState.COMPLETED,
         kind=EntryKind.TABLE,
-        namespace=namespace,
+        namespace=call.namespace,
         name=table.entry.name,
         uuid=table.entry.uuid,
         requested_ms=now_ms,
         completed_ms=now_ms,
-        who=caller(request).who,
+        who=call.caller.who,
         snapshot_id=table.metadata.current_snapshot_id,
         metadata_location=table.entry.metadata_location,
         summary={
-            "request-id": caller(request).request_id,
-            "index": name,
+            "request-id": call.caller.request_id,
+            "index": call.names[1],
             "definition": definition.id,
             "index-files": body.index_files,
             "damaged": body.damaged,
             "size-in-bytes": body.size_in_bytes,
         },
     )
-    await request.app[STORE].transact([RecordInstant(instant=instant)])
-    request.app[TIMELINE].notify()
-    return json_answer({"id": instant.id, "audited-ms": now_ms})
+    await call.app[STORE].transact([RecordInstant(instant=instant)])
+    call.app[TIMELINE].notify()
+    return RecordedAudit(instant.id, now_ms)
 
 
-@describe(
+@Route(
+    "POST",
+    f"{INDEXES_PATH}/rebuild-registry",
     "rebuildIndexRegistry",
     "Registers index files in the table's folder that the registry lacks, for example after the loss of the database",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE),
+    body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(
-            200,
-            "The registered files; a repeat registers nothing",
-            {
-                "type": "object",
-                "required": ["folder", "known", "registered", "redundant", "left-out", "left-out-files"],
-                "properties": {
-                    "folder": {"type": "string", "description": "That was looked through."},
-                    "known": {"type": "integer", "description": "Files in it that the registry lists, in any state."},
-                    "registered": {
-                        "type": "array",
-                        "description": "By index, what plans use from now on.",
-                        "items": {
-                            "type": "object",
-                            "required": ["index", "index-files", "files", "rows", "size-in-bytes"],
-                            "properties": {
-                                "index": {"type": "string"},
-                                **dict.fromkeys(("index-files", "files", "rows", "size-in-bytes"), _COUNT),
-                            },
-                        },
-                    },
-                    "redundant": {
-                        "type": "integer",
-                        "description": "Sound ones that describe nothing that others do not describe, too.",
-                    },
-                    "left-out": {
-                        "type": "array",
-                        "description": "What is no index file of this table that can be used; the first "
-                        f"{_LEFT_OUT_MAX}.",
-                        "items": {
-                            "type": "object",
-                            "required": ["location", "reason"],
-                            "properties": {"location": {"type": "string"}, "reason": {"type": "string"}},
-                        },
-                    },
-                    "left-out-files": _COUNT,
-                },
-            },
-        ),
+        ResponseSpec(200, "The registered files; a repeat registers nothing", RebuiltRegistry),
         NO_INDEX,
         ResponseSpec(413, f"The folder holds more than {FOLDER_FILES_MAX:,} files"),
     ),
 )
-async def rebuild_index_registry(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    table = await load(request, namespace, path_name(request, "table"))
+async def rebuild_index_registry(call: Call) -> RebuiltRegistry:
+    table = await load(call)
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     known = {file.location for file in table.registered.files}
-    listed = await _listed(request, folder)
+    listed = await _listed(call, folder)
     definitions = {definition.id: definition for definition in read_definitions(table.metadata).by_name.values()}
     files, left_out = await _described(
-        request, table, definitions, [info for info in listed if info.location not in known]
+        call, table, definitions, [info for info in listed if info.location not in known]
     )
     registered, redundant = [], 0
     for definition in definitions.values():
         candidates = sorted(
             (file for file in files if file.described.header.definition == definition.id), key=lambda file: file.rank
         )
-        needed = await _needed(request, table, definition, candidates)
+        needed = await _needed(call, table, definition, candidates)
         redundant += len(candidates) - len(needed)
         if needed:
-            await _register(request, table, definition, needed)
+            await _register(call, table, definition, needed)
             registered.append(_shown(definition, needed))
-    return json_answer(
-        {
-            "folder": folder,
-            "known": sum(info.location in known for info in listed),
-            "registered": registered,
-            "redundant": redundant,
-            "left-out": [
-                {"location": location, "reason": why} for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]
-            ],
-            "left-out-files": len(left_out),
-        }
+    return RebuiltRegistry(
+        folder=folder,
+        known=sum(info.location in known for info in listed),
+        registered=registered,
+        redundant=redundant,
+        left_out=[LeftOutFile(location, why) for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]],
+        left_out_files=len(left_out),
     )
 
 
-async def _listed(request: web.Request, folder: str) -> list[ObjectInfo]:
+async def _listed(call: Call, folder: str) -> list[ObjectInfo]:
     """Without files that are being written, whose names begin with a dot."""
     listed: list[ObjectInfo] = []
-    async for info in request.app[OBJECTS].list(folder):
+    async for info in call.app[OBJECTS].list(folder):
         if not info.location.rpartition("/")[2].startswith("."):
             listed.append(info)
         if len(listed) > FOLDER_FILES_MAX:
@@ -299,7 +238,7 @@ async def _listed(request: web.Request, folder: str) -> list[ObjectInfo]:
 
 
 async def _described(
-    request: web.Request,
+    call: Call,
     table: TableIndexes,
     definitions: Mapping[str, IndexDefinition],
     files: Sequence[ObjectInfo],
@@ -310,7 +249,7 @@ async def _described(
     async def described(info: ObjectInfo) -> IndexFileSummary | str:
         async with at_once:
             try:
-                summary = await request.app[READER].describe(info.location, info.size_bytes)
+                summary = await call.app[READER].describe(info.location, info.size_bytes)
             except (Corrupt, ObjectMissing) as error:
                 return error.message
             except UnknownVersion as error:
@@ -334,7 +273,7 @@ async def _described(
 
 
 async def _needed(
-    request: web.Request, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
+    call: Call, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
 ) -> list[_FolderFile]:
     """The candidates, in their order, that describe a data file that no live file and no earlier candidate describes.
 
@@ -346,7 +285,7 @@ async def _needed(
     for file in table.registered.live(definition.id):
         # An unreadable file describes nothing; the next plan that uses it quarantines it.
         with suppress(Corrupt, ObjectMissing, UnknownVersion):
-            live.append(await request.app[READER].describe(file.location, file.size_bytes))
+            live.append(await call.app[READER].describe(file.location, file.size_bytes))
     ids = [summary.ids[:, 0] for summary in (*live, *(candidate.described for candidate in candidates))]
 
     def choose() -> list[_FolderFile]:
@@ -357,10 +296,8 @@ async def _needed(
     return await asyncio.to_thread(choose)
 
 
-async def _register(
-    request: web.Request, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]
-) -> None:
-    now_ms = request.app[CLOCK].now_ms()
+async def _register(call: Call, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]) -> None:
+    now_ms = call.app[CLOCK].now_ms()
     add = [
         RegisteredIndexFile(
             uuid=table.entry.uuid,
@@ -379,23 +316,19 @@ async def _register(
     ]
     for start in range(0, len(add), _REGISTERED_AT_ONCE):
         part = add[start : start + _REGISTERED_AT_ONCE]
-        await request.app[REGISTRY].replace(table.entry.uuid, definition.id, add=part)
+        await call.app[REGISTRY].replace(table.entry.uuid, definition.id, add=part)
 
 
-def _shown(definition: IndexDefinition, files: Sequence[_FolderFile]) -> dict[str, Any]:
+def _shown(definition: IndexDefinition, files: Sequence[_FolderFile]) -> RebuiltIndex:
     headers = [file.described.header for file in files]
-    return {
-        "index": definition.name,
-        "index-files": len(files),
-        "files": sum(header.files for header in headers),
-        "rows": sum(header.rows for header in headers),
-        "size-in-bytes": sum(header.size_bytes for header in headers),
-    }
+    return RebuiltIndex(
+        index=definition.name,
+        index_files=len(files),
+        files=sum(header.files for header in headers),
+        rows=sum(header.rows for header in headers),
+        size_in_bytes=sum(header.size_bytes for header in headers),
+    )
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    indexes = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes"
-    app.router.add_post(f"{indexes}/rebuild-registry", rebuild_index_registry)
-    app.router.add_post(f"{indexes}/{{index:[^/]+}}/quarantine", quarantine_index_file)
-    app.router.add_post(f"{indexes}/{{index:[^/]+}}/audits", record_index_audit)
+    add_endpoints(app, rebuild_index_registry, quarantine_index_file, record_index_audit)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import structlog
 from aiohttp import web
 
+from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, REGISTRY, STORE
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.errors import Corrupt, ObjectMissing
@@ -27,7 +28,8 @@ from seamark.metaserver.planner.indexes.coverage import FileIds, file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import Entry, InstantFilter, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, RegisteredIndexFile
+from seamark.metaserver.store.port import InstantFilter
 
 READER: web.AppKey[IndexReader] = web.AppKey("index_reader", IndexReader)
 _IN_THREAD_FILES = 5_000
@@ -68,25 +70,25 @@ class NewFiles(NamedTuple):
     fresh: Mask
 
 
-async def load(request: web.Request, namespace: NamespacePath, name: str) -> TableIndexes:
-    """NoSuchTable. Forbidden when the metadata names a location that the table does not claim: index files are listed
-    and written below it."""
-    loaded: LoadedTable = await request.app[CATALOG].tables.load(namespace, name)
+async def load(call: Call) -> TableIndexes:
+    """The table in the path. NoSuchTable. Forbidden when the metadata names a location that the table does not claim:
+    index files are listed and written below it."""
+    loaded: LoadedTable = await call.app[CATALOG].tables.load(call.namespace, call.name)
     assert loaded.entry is not None
-    await request.app[CATALOG].check_writable(loaded)
-    return TableIndexes(loaded.entry, loaded.metadata, await request.app[REGISTRY].files(loaded.entry))
+    await call.app[CATALOG].check_writable(loaded)
+    return TableIndexes(loaded.entry, loaded.metadata, await call.app[REGISTRY].files(loaded.entry))
 
 
-async def view_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
+async def view_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
     """The view of a snapshot; empty when the table has none."""
     if snapshot_id is None:
         return TableView((), ())
-    return await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+    return await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
 
 
-async def files_of(request: web.Request, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
+async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
     """The files of a snapshot; none when the table has none."""
-    view = await view_of(request, metadata, snapshot_id)
+    view = await view_of(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
         return SnapshotFiles(view, file_ids_of(view), lookup(view).longs("record_count"))
@@ -105,13 +107,11 @@ def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
     return (*current, *(other.snapshot_id for other in others))[:SNAPSHOTS_MAX]
 
 
-async def new_files_by_snapshot(
-    request: web.Request, metadata: TableMetadata, snapshots: Sequence[int]
-) -> list[NewFiles]:
+async def new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
     """The new files of each snapshot, in order, so that each file occurs once."""
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
-        files = await files_of(request, metadata, snapshot_id)
+        files = await files_of(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.rows, dtype=np.bool_)
         for before in new_files:
             fresh &= ~await asyncio.to_thread(files.ids.described, before.files.ids.ids)
@@ -119,32 +119,32 @@ async def new_files_by_snapshot(
     return new_files
 
 
-async def covered(request: web.Request, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def covered(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
     """bool[rows]: the files that these index files describe."""
-    described = await asyncio.gather(*(_described(request, file) for file in live))
+    described = await asyncio.gather(*(_described(call, file) for file in live))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.rows + len(ids) <= _IN_THREAD_FILES:
         return files.ids.described(ids)
     return await asyncio.to_thread(files.ids.described, ids)
 
 
-async def audited_ms(request: web.Request, table: TableIndexes) -> dict[str, int]:
+async def audited_ms(call: Call, table: TableIndexes) -> dict[str, int]:
     """The time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
-    for instant in await request.app[STORE].instants(where, _AUDITS_MAX):
+    for instant in await call.app[STORE].instants(where, _AUDITS_MAX):
         audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
     return audits
 
 
-async def missing(request: web.Request, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def missing(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
     """bool[rows]: new files that these index files do not describe and could describe."""
-    return ~await covered(request, new.files, live) & new.files.ids.identified & new.fresh
+    return ~await covered(call, new.files, live) & new.files.ids.identified & new.fresh
 
 
-async def _described(request: web.Request, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
+async def _described(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
     try:
-        summary = await request.app[READER].describe(file.location, file.size_bytes)
+        summary = await call.app[READER].describe(file.location, file.size_bytes)
         if (summary.header.table_uuid, summary.header.definition) == (file.uuid, file.definition):
             return summary.ids
         reason = f"{file.location} belongs to another table or index"
@@ -154,7 +154,7 @@ async def _described(request: web.Request, file: RegisteredIndexFile) -> npt.NDA
         _log.warning("index file not read", location=file.location, reason=str(error))
         return np.empty((0, 2), dtype=np.uint64)
     _log.warning("index file quarantined", location=file.location, reason=reason)
-    await request.app[REGISTRY].quarantine(file.uuid, file.location, reason)
+    await call.app[REGISTRY].quarantine(file.uuid, file.location, reason)
     return np.empty((0, 2), dtype=np.uint64)
 
 

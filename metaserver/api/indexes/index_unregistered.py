@@ -8,19 +8,18 @@ table with very many snapshots the answer is empty; keeping every entry is alway
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CLOCK
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
 from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
-from seamark.metaserver.api.indexes.indexes import INDEX, NO_INDEX, defined_index
+from seamark.metaserver.api.indexes.indexes import NO_INDEX, defined_index
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
@@ -34,75 +33,61 @@ SECONDS_MAX = 20.0
 
 
 class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    index_files: list[str]
+    index_files: Annotated[list[str], doc("Locations.")]
 
 
-@describe(
+class UnheldFiles(msgspec.Struct):
+    unheld: dict[str, list[int]]
+    complete: bool
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/indexes/{index}/unheld",
     "listUnheldFiles",
     "Lists data files in live index files that no snapshot of the table contains",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
-    body={
-        "type": "object",
-        "required": ["index-files"],
-        "additionalProperties": False,
-        "properties": {"index-files": {"type": "array", "items": {"type": "string"}, "description": "Locations."}},
-    },
+    body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(
             200,
             "By location the numbers, from 0, of data files in the index file. If complete is false, not all "
             "snapshots were read, and no file is listed",
-            {
-                "type": "object",
-                "required": ["unheld", "complete"],
-                "properties": {
-                    "unheld": {
-                        "type": "object",
-                        "additionalProperties": {"type": "array", "items": {"type": "integer"}},
-                    },
-                    "complete": {"type": "boolean"},
-                },
-            },
+            UnheldFiles,
         ),
         NO_INDEX,
         ResponseSpec(409, "One of them is not a live index file of this index"),
     ),
-)
-async def list_unheld_files(request: web.Request) -> web.Response:
-    allow(request, path_namespace(request))
-    body = await read_json(request, UnheldBody)
+).takes(UnheldBody)
+async def list_unheld_files(call: Call, body: UnheldBody) -> UnheldFiles:
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
-    table = await load(request, path_namespace(request), path_name(request, "table"))
-    definition = defined_index(table.metadata, path_name(request, "index"))
+    table = await load(call)
+    definition = defined_index(table.metadata, call.names[1])
     live = {file.location: file for file in table.registered.live(definition.id)}
     absent = [location for location in body.index_files if location not in live]
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")
     chosen = [live[location] for location in dict.fromkeys(body.index_files)]
-    described = [await request.app[READER].describe(file.location, file.size_bytes) for file in chosen]
+    described = [await call.app[READER].describe(file.location, file.size_bytes) for file in chosen]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(summary.ids for summary in described)])
-    unheld = await _unheld(request, table, ids)
+    unheld = await _unheld(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}
     if unheld is not None:
         starts = np.cumsum([0, *(len(summary.ids) for summary in described)]).tolist()
         for file, first, end in zip(chosen, starts, starts[1:], strict=False):
             if numbers := np.flatnonzero(unheld[first:end]).tolist():
                 numbers_by_location[file.location] = numbers
-    answer: dict[str, Any] = {"unheld": numbers_by_location, "complete": unheld is not None}
-    return json_answer(answer)
+    return UnheldFiles(numbers_by_location, unheld is not None)
 
 
-async def _unheld(
-    request: web.Request, table: TableIndexes, ids: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.bool_] | None:
+async def _unheld(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
     """bool[n]: in no snapshot; None when the search would take too long. Newest first: it has most of the files."""
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:
         return None
     newest_first = sorted(metadata.snapshots, key=lambda snapshot: -snapshot.timestamp_ms)
-    clock = request.app[CLOCK]
+    clock = call.app[CLOCK]
     until_s = clock.monotonic() + SECONDS_MAX
     unheld = np.ones(len(ids), dtype=np.bool_)
     for snapshot in newest_first:
@@ -110,7 +95,7 @@ async def _unheld(
             break
         if clock.monotonic() > until_s:
             return None
-        view = await view_of(request, metadata, snapshot.snapshot_id)
+        view = await view_of(call, metadata, snapshot.snapshot_id)
         left = np.flatnonzero(unheld)
         rows = await asyncio.to_thread(_find, view, ids[left])
         unheld[left[rows >= 0]] = False
@@ -122,6 +107,4 @@ def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_post(
-        "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes/{index:[^/]+}/unheld", list_unheld_files
-    )
+    add_endpoints(app, list_unheld_files)

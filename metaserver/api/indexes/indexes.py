@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS, USAGE
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, caller, path_name, path_namespace, read_json
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
@@ -49,7 +48,7 @@ from seamark.metaserver.index.files.definitions import (
 )
 from seamark.metaserver.index.keys.terms import Term
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
-from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 COMMIT_TRIES = 8
 _LISTED_FILES_MAX = 1000
@@ -129,21 +128,8 @@ INDEX_SCHEMA: dict[str, Any] = {
     "description": "For a broken index, all fields except name, health and problem are null.",
     "properties": _OF_AN_INDEX,
 }
-_BODY: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "kind": {"enum": list(KINDS)},
-        "columns": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Columns, or functions of one: a.b, lower(c), bucket[16](c), truncate[4](c), day(c).",
-        },
-        **{name: {"type": "number"} for name in parameters()},
-        "state": {"enum": list(STATES)},
-    },
-}
-INDEX = Parameter("index", "path", "The name of the index.", {"type": "string"}, True)
+INDEXES_PATH = "/api/v1/tables/{namespace}/{table}/indexes"
+_PATH = f"{INDEXES_PATH}/{{index}}"
 NO_INDEX = ResponseSpec(404, "No such table, or no such index")
 _ONE = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schemas/Index"})
 _CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry")
@@ -152,9 +138,12 @@ _CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry
 class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
     """Beside these fields those of `_body_with`."""
 
-    kind: str | None = None
-    columns: list[str] | None = None
-    state: str | None = None
+    kind: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(KINDS)})] = None
+    columns: Annotated[
+        list[str] | None,
+        doc("Columns, or functions of one: a.b, lower(c), bucket[16](c), truncate[4](c), day(c)."),
+    ] = None
+    state: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(STATES)})] = None
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -172,11 +161,12 @@ def _body_with(names: tuple[str, ...]) -> type[IndexBody]:
     )
 
 
-@describe(
+@Route(
+    "GET",
+    INDEXES_PATH,
     "listIndexes",
     "Lists the indexes of a table: definition, coverage of the current snapshot, size, health, use",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE),
     answers=(
         ResponseSpec(
             200,
@@ -193,71 +183,64 @@ def _body_with(names: tuple[str, ...]) -> type[IndexBody]:
         ResponseSpec(404, "No such table"),
     ),
 )
-async def list_indexes(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    table = await load(request, namespace, path_name(request, "table"))
+async def list_indexes(call: Call) -> dict[str, Any]:
+    table = await load(call)
     defined = read_definitions(table.metadata)
-    state = await _table_state(request, table)
-    listed = [await _index(request, table, state, definition) for definition in defined.by_name.values()]
+    state = await _table_state(call, table)
+    listed = [await _index(call, table, state, definition) for definition in defined.by_name.values()]
     listed += [_broken(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda index: str(index["name"]))
     listed += [_bucket(table.metadata, state.files, definition) for definition in bucket_definitions(table.metadata)]
-    return json_answer({"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed})
+    return {"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed}
 
 
-@describe(
+@Route(
+    "GET",
+    _PATH,
     "loadIndex",
     "Returns an index with its index files",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
     answers=(_ONE, NO_INDEX),
 )
-async def load_index(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    table = await load(request, namespace, path_name(request, "table"))
-    return json_answer(await _shown(request, table, path_name(request, "index")))
+async def load_index(call: Call) -> dict[str, Any]:
+    return await _shown(call, await load(call), call.names[1])
 
 
-@describe(
+@Route(
+    "PUT",
+    _PATH,
     "putIndex",
     "Defines or changes an index; fields that the body omits stay unchanged",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
-    body=_BODY,
     answers=(_ONE, ResponseSpec(400, "The definition is invalid; the message states the reason"), NO_INDEX, _CONFLICT),
-)
-async def put_index(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), check_name(path_name(request, "index"))
-    allow(request, namespace)
-    body = await read_json(request, _body_with(tuple(parameters())))
+).takes(_body_with(tuple(parameters())))
+async def put_index(call: Call, body: IndexBody) -> dict[str, Any]:
+    name = check_name(call.names[1])
 
     def changed(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
         definition = _definition(name, body, defined, metadata)
-        limit = request.app[SETTINGS].indexes_limit
+        limit = call.app[SETTINGS].indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
         if defined.by_name.get(name) == definition:
             return None
         return {"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}
 
-    await _commit(request, changed)
-    table = await load(request, namespace, path_name(request, "table"))
-    return json_answer(await _shown(request, table, name))
+    await _commit(call, changed)
+    return await _shown(call, await load(call), name)
 
 
-@describe(
+@Route(
+    "DELETE",
+    _PATH,
     "dropIndex",
     "Drops an index; the next housekeeping round deletes its index files, and until then a new definition reuses them",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE, INDEX),
     answers=(ResponseSpec(204, "Dropped"), NO_INDEX, _CONFLICT),
 )
-async def drop_index(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "index")
-    allow(request, namespace)
+async def drop_index(call: Call) -> None:
+    name = call.names[1]
     if name.startswith(BUCKET_PREFIX):
         check_name(name)
 
@@ -266,8 +249,7 @@ async def drop_index(request: web.Request) -> web.Response:
             raise _missing(name)
         return {"action": "remove-properties", "removals": [PREFIX + name]}
 
-    await _commit(request, changed)
-    return web.Response(status=204)
+    await _commit(call, changed)
 
 
 def _definition(name: str, body: IndexBody, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
@@ -291,12 +273,11 @@ def _definition(name: str, body: IndexBody, defined: Definitions, metadata: Tabl
     return definition
 
 
-async def _commit(request: web.Request, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
+async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
     """Commits the updates that `changed` computes, again after each conflict. CommitConflict after many."""
-    namespace, table = path_namespace(request), path_name(request, "table")
-    tables = request.app[CATALOG].tables
+    tables = call.app[CATALOG].tables
     for attempt in range(1, COMMIT_TRIES + 1):
-        metadata = (await tables.load(namespace, table)).metadata
+        metadata = (await tables.load(call.namespace, call.name)).metadata
         update = changed(metadata)
         if update is None:
             return
@@ -305,7 +286,7 @@ async def _commit(request: web.Request, changed: Callable[[TableMetadata], dict[
             {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
         ]
         try:
-            await request.app[STOCK_COMMITS].commit_table(caller(request), namespace, table, requirements, [update])
+            await call.app[STOCK_COMMITS].commit_table(call.caller, call.namespace, call.name, requirements, [update])
         except CommitConflict:
             if attempt == COMMIT_TRIES:
                 raise
@@ -313,7 +294,7 @@ async def _commit(request: web.Request, changed: Callable[[TableMetadata], dict[
             return
 
 
-async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[str, Any]:
+async def _shown(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:
     defined = read_definitions(table.metadata)
     if name in defined.problems:
         return _broken(name, defined.problems[name])
@@ -323,12 +304,12 @@ async def _shown(request: web.Request, table: TableIndexes, name: str) -> dict[s
     )
     if definition is None and name not in buckets:
         raise _missing(name)
-    state = await _table_state(request, table)
+    state = await _table_state(call, table)
     if definition is None:
         return _bucket(table.metadata, state.files, buckets[name])
     files = [file for file in table.registered.files if file.definition == definition.id]
     shown = [_registered(file) for file in files[-_LISTED_FILES_MAX:]]
-    return {**await _index(request, table, state, definition), "index-files": shown}
+    return {**await _index(call, table, state, definition), "index-files": shown}
 
 
 class _TableState(NamedTuple):
@@ -340,27 +321,25 @@ class _TableState(NamedTuple):
     audits: Mapping[str, int]
 
 
-async def _table_state(request: web.Request, table: TableIndexes) -> _TableState:
+async def _table_state(call: Call, table: TableIndexes) -> _TableState:
     metadata = table.metadata
-    new_files = await new_files_by_snapshot(request, metadata, snapshots_named(metadata))
-    audits = await audited_ms(request, table)
+    new_files = await new_files_by_snapshot(call, metadata, snapshots_named(metadata))
+    audits = await audited_ms(call, table)
     if metadata.current_snapshot_id is None:
-        return _TableState(await files_of(request, metadata, None), new_files, audits)
+        return _TableState(await files_of(call, metadata, None), new_files, audits)
     return _TableState(new_files[0].files, new_files[1:], audits)
 
 
-async def _index(
-    request: web.Request, table: TableIndexes, state: _TableState, definition: IndexDefinition
-) -> dict[str, Any]:
+async def _index(call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition) -> dict[str, Any]:
     live, files = table.registered.live(definition.id), state.files
-    mask = await covered(request, files, live)
-    of_refs = sum([int((await missing(request, other, live)).sum()) for other in state.others])
+    mask = await covered(call, files, live)
+    of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.others])
     indexed, total = int(mask.sum()), files.ids.rows
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
-    used = request.app[USAGE].of(table.entry.uuid, definition.id)
+    used = call.app[USAGE].of(table.entry.uuid, definition.id)
     health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
     problem = None
     if any(table.metadata.current_schema.column(term.column_id) is None for term in definition.terms):
@@ -468,9 +447,4 @@ def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
 
 def add_routes(app: web.Application) -> None:
     add_parts(app)
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    indexes = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/indexes"
-    app.router.add_get(indexes, list_indexes)
-    app.router.add_get(f"{indexes}/{{index:[^/]+}}", load_index)
-    app.router.add_put(f"{indexes}/{{index:[^/]+}}", put_index)
-    app.router.add_delete(f"{indexes}/{{index:[^/]+}}", drop_index)
+    add_endpoints(app, list_indexes, load_index, put_index, drop_index)

@@ -18,7 +18,7 @@ import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -27,12 +27,12 @@ import pyroaring
 from aiohttp import web
 
 from seamark.metaserver.api.formats import arrow
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from seamark.metaserver.api.http.paging import read_token, write_token
-from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
 from seamark.metaserver.api.http.snapshots import by_schema, snapshot_of
-from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, paths_at
+from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, paths_at
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, TooLarge
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, predicates_of
@@ -50,7 +50,7 @@ from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDele
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
@@ -69,104 +69,63 @@ ROWS_JUDGED_MAX = 1 << 27
 """The limit of a file's rows that are compared with deletes. Above it, all rows are undecided."""
 _FILES_AT_ONCE = 16
 """Files between two checks of the time budget."""
-_COUNT = {"type": "integer"}
-
-BITMAP_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["snapshot-id", "meaning", "deletes", "exact", "not-used", "files", "problems", "next-page-token"],
-    "properties": {
-        "snapshot-id": {"type": ["integer", "null"]},
-        "meaning": {"enum": ["sql", "iceberg"]},
-        "deletes": {"type": "boolean", "description": "Whether deleted rows were removed."},
-        "exact": {"type": "boolean", "description": "Whether the answers of all files of this page are exact."},
-        "not-used": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as "
-            "true.",
-        },
-        "files": {
-            "type": "array",
-            "description": "Files that may contain a matching row; all other files contain none.",
-            "items": {
-                "type": "object",
-                "required": ["file-path", "record-count", "rows", "count", "exact", "delete-files", "undecided"],
-                "properties": {
-                    "file-path": {"type": "string"},
-                    "record-count": _COUNT,
-                    "rows": {
-                        "description": "Positions of the rows: a 32-bit roaring bitmap in its portable format, in "
-                        "base64, "
-                        "or a list; null when any row may match.",
-                    },
-                    "count": {"type": ["integer", "null"], "description": "The number of these rows."},
-                    "exact": {"type": "boolean", "description": "False when some of these rows may not match."},
-                    "delete-files": {"type": "integer", "description": "The number of delete files of the file."},
-                    "undecided": {
-                        "type": "integer",
-                        "description": "With deletes: the number of these rows that may be deleted.",
-                    },
-                },
-            },
-        },
-        "problems": {
-            "type": "array",
-            "description": "The first files that could not be read, which makes rows undecided.",
-            "items": {
-                "type": "object",
-                "required": ["file-path", "problem"],
-                "properties": {"file-path": {"type": "string"}, "problem": {"type": "string"}},
-            },
-        },
-        "next-page-token": {"type": ["string", "null"]},
-    },
-}
-_BODY: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "where": {"type": "string", "description": "A predicate in SQL.", "examples": ["discount = 5 AND qty < 3"]},
-        "filter": {"description": "An expression of the Iceberg REST specification, instead of `where`."},
-        "case-sensitive": {"type": "boolean", "description": "Whether names in `filter` are; default true."},
-        "meaning": {
-            "enum": ["sql", "iceberg"],
-            "description": "How zeros and NaN compare; default: iceberg for `filter`, sql for `where`.",
-        },
-        "snapshot-id": _COUNT,
-        "schema-id": {"type": "integer", "description": "The schema that resolves names; default: the current schema."},
-        "ref": {"type": "string"},
-        "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
-        "deletes": {"type": "boolean", "description": "Whether to remove deleted rows; default false."},
-        "rows": {"enum": ["roaring", "positions"], "description": "The format of rows; default roaring."},
-        "limit": {"type": "integer", "minimum": 1, "description": f"The most files of a page; at most {FILES_MAX:,}."},
-        "page-token": {"type": "string", "description": "The next-page-token of the answer to the same request."},
-    },
-}
 
 
-class _Bitmap(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    where: str | None = None
-    filter: msgspec.Raw = msgspec.Raw()
-    case_sensitive: bool = True
-    meaning: str | None = None
-    schema_id: int | None = None
+class RowSelection(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    where: Annotated[str | None, doc("A predicate in SQL.", examples=["discount = 5 AND qty < 3"])] = None
+    filter: Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")] = (
+        msgspec.field(default_factory=msgspec.Raw)
+    )
+    case_sensitive: Annotated[bool, doc("Whether names in `filter` are.")] = True
+    meaning: Annotated[
+        str | None,
+        doc(
+            "How zeros and NaN compare; default: iceberg for `filter`, sql for `where`.", enum=["sql", "iceberg", None]
+        ),
+    ] = None
+    schema_id: Annotated[int | None, doc("The schema that resolves names; default: the current schema.")] = None
     snapshot_id: int | None = None
     ref: str | None = None
-    as_of: int | None = None
-    deletes: bool = False
-    rows: str = "roaring"
-    limit: int | None = None
-    page_token: str | None = None
+    as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
+    deletes: Annotated[bool, doc("Whether to remove deleted rows.")] = False
+    rows: Annotated[str, doc("The format of rows.", enum=["roaring", "positions"])] = "roaring"
+    limit: Annotated[int | None, doc(f"The most files of a page; at most {FILES_MAX:,}.", minimum=1)] = None
+    page_token: Annotated[str | None, doc("The next-page-token of the answer to the same request.")] = None
 
 
-class _File(msgspec.Struct, rename="kebab", gc=False):
+class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
     file_path: str
     record_count: int
-    rows: str | list[int] | None
-    count: int | None
-    exact: bool
-    delete_files: int
-    undecided: int
+    rows: Annotated[
+        str | list[int] | None,
+        doc(
+            "Positions of the rows: a 32-bit roaring bitmap in its portable format, in base64, or a list; null when "
+            "any row may match."
+        ),
+    ]
+    count: Annotated[int | None, doc("The number of these rows.")]
+    exact: Annotated[bool, doc("False when some of these rows may not match.")]
+    delete_files: Annotated[int, doc("The number of delete files of the file.")]
+    undecided: Annotated[int, doc("With deletes: the number of these rows that may be deleted.")]
+
+
+class SelectedRows(msgspec.Struct, rename="kebab"):
+    """Encoded in parts: `files` last."""
+
+    snapshot_id: int | None
+    meaning: ComparisonSemantics
+    deletes: Annotated[bool, doc("Whether deleted rows were removed.")]
+    exact: Annotated[bool, doc("Whether the answers of all files of this page are exact.")]
+    not_used: Annotated[
+        tuple[str, ...],
+        doc("Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as true."),
+    ]
+    problems: Annotated[list[FileProblem], doc("The first files that could not be read, which makes rows undecided.")]
+    next_page_token: str | None
+    files: Annotated[
+        list[SelectedFile] | msgspec.UnsetType,
+        doc("Files that may contain a matching row; all other files contain none."),
+    ] = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -221,41 +180,39 @@ class _AnswerFile:
         return 0 if self.rows is None else self.rows.nbytes if isinstance(self.rows, np.ndarray) else len(self.rows)
 
 
-@describe(
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/bitmap",
     "selectRows",
     "Finds the rows that match a predicate in each file, by bitmap indexes",
     tags=("indexes",),
-    parameters=(NAMESPACE, TABLE),
-    body=_BODY,
+    body_size=BodySize.MEDIUM,
     answers=(
         ResponseSpec(
             200,
             "A page of files. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, names with _ for "
             "-, rows as binary or as a list, the rest as metadata of its schema",
-            {"$ref": "#/components/schemas/Bitmap"},
+            SelectedRows,
         ),
         ResponseSpec(400, "The predicate is invalid; the message states the position"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
         ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),
     ),
-)
-async def select_rows(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    as_arrow = arrow.wants_arrow(request)
-    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+).takes(RowSelection)
+async def select_rows(call: Call, body: RowSelection) -> web.Response:
+    as_arrow = arrow.wants_arrow(call.headers)
+    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    body = await read_json(request, _Bitmap)
     if body.rows not in ("roaring", "positions"):
         raise BadRequest(f"rows is {body.rows[:40]!r}; it must be roaring or positions")
-    most = FILES_MAX if as_arrow else min(FILES_MAX, request.app[SETTINGS].page_limit)
+    most = FILES_MAX if as_arrow else min(FILES_MAX, call.app[SETTINGS].page_limit)
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     selection = await asyncio.to_thread(_parse, body, metadata)
-    scan = await request.app[PLANNER].plan(selection.bound_scan, entry)
-    page = _Page(request, scan, selection.predicate, body, min(body.limit or most, most))
+    scan = await call.app[PLANNER].plan(selection.bound_scan, entry)
+    page = _Page(call, scan, selection.predicate, body, min(body.limit or most, most))
     await page.fill(selection.after, metadata, entry)
     token = None if page.last is None else write_token(selection.checksum, selection.snapshot_id, page.last)
     encoded = await asyncio.to_thread(page.arrow if as_arrow else page.json, selection.snapshot_id, token)
@@ -263,7 +220,7 @@ async def select_rows(request: web.Request) -> web.Response:
     return web.Response(body=encoded, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _parse(body: _Bitmap, metadata: TableMetadata) -> _Selection:
+def _parse(body: RowSelection, metadata: TableMetadata) -> _Selection:
     """BadRequest. Runs in a thread: a predicate may list hundreds of thousands of values."""
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)
@@ -274,7 +231,7 @@ def _parse(body: _Bitmap, metadata: TableMetadata) -> _Selection:
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
 
-def _checksum(body: _Bitmap, metadata: TableMetadata) -> int:
+def _checksum(body: RowSelection, metadata: TableMetadata) -> int:
     parts = (
         metadata.table_uuid,
         body.where,
@@ -288,14 +245,14 @@ def _checksum(body: _Bitmap, metadata: TableMetadata) -> int:
     return zlib.crc32(encode_json(parts))
 
 
-def _start(body: _Bitmap, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
+def _start(body: RowSelection, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
     """(snapshot, the last file of the previous page as a row of the view; -1 for none). BadRequest."""
     if body.page_token is None:
         return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
     return read_token(body.page_token, checksum, metadata)
 
 
-def _predicate(body: _Bitmap, metadata: TableMetadata) -> _Predicate:
+def _predicate(body: RowSelection, metadata: TableMetadata) -> _Predicate:
     given = bytes(body.filter)
     if body.meaning not in (None, "sql", "iceberg"):
         raise BadRequest(f"meaning is {body.meaning[:40]!r}; it must be sql or iceberg")
@@ -312,11 +269,11 @@ def _predicate(body: _Bitmap, metadata: TableMetadata) -> _Predicate:
 class _Page:
     """`last` is the last file of the page when there are more."""
 
-    def __init__(self, request: web.Request, scan: Scan, predicate: _Predicate, body: _Bitmap, limit: int) -> None:
-        self._covers = request.app[COVERS]
-        self._evaluator: DeleteEvaluator = request.app[DELETED].evaluator_of(scan)
-        self._clock = request.app[CLOCK]
-        self._until_s = self._clock.monotonic() + request.app[SETTINGS].plan_time_budget_s
+    def __init__(self, call: Call, scan: Scan, predicate: _Predicate, body: RowSelection, limit: int) -> None:
+        self._covers = call.app[COVERS]
+        self._evaluator: DeleteEvaluator = call.app[DELETED].evaluator_of(scan)
+        self._clock = call.app[CLOCK]
+        self._until_s = self._clock.monotonic() + call.app[SETTINGS].plan_time_budget_s
         self._scan, self._predicate, self._body, self._limit = scan, predicate, body, limit
         self._files: list[_AnswerFile] = []
         self.last: int | None = None
@@ -413,16 +370,16 @@ class _Page:
             )
         return answers
 
-    def _about(self, snapshot_id: int | None, token: str | None) -> dict[str, Any]:
-        return {
-            "snapshot-id": snapshot_id,
-            "meaning": self._predicate.meaning.value,
-            "deletes": self._body.deletes,
-            "exact": all(file.exact for file in self._files),
-            "not-used": list(self._predicate.unused),
-            "problems": [{"file-path": path, "problem": why} for path, why in self._evaluator.problems.items()],
-            "next-page-token": token,
-        }
+    def _about(self, snapshot_id: int | None, token: str | None) -> SelectedRows:
+        return SelectedRows(
+            snapshot_id=snapshot_id,
+            meaning=self._predicate.meaning,
+            deletes=self._body.deletes,
+            exact=all(file.exact for file in self._files),
+            not_used=self._predicate.unused,
+            problems=[FileProblem(path, why) for path, why in self._evaluator.problems.items()],
+            next_page_token=token,
+        )
 
     def _paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         names = np.array([file.name for file in files], dtype=np.int64)
@@ -436,7 +393,7 @@ class _Page:
                 rows = file.rows.tolist()
             elif file.rows is not None:
                 rows = base64.b64encode(file.rows).decode()
-            shown = _File(path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided)
+            shown = SelectedFile(path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided)
             pieces.append(encode_json(shown))
         head = encode_json(self._about(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
@@ -462,7 +419,11 @@ class _Page:
             "delete-files": pa.array([file.delete_files for file in files], pa.int64()),
             "undecided": pa.array([file.undecided for file in files], pa.int64()),
         }
-        about = {name: value for name, value in self._about(snapshot_id, token).items() if value is not None}
+        about = {
+            name: value
+            for name, value in msgspec.to_builtins(self._about(snapshot_id, token)).items()
+            if value is not None
+        }
         texts = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
         }
@@ -505,5 +466,4 @@ def _serialized(made: pyroaring.BitMap) -> bytes:
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/bitmap", select_rows)
+    add_endpoints(app, select_rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,9 +22,11 @@ from aiohttp import web
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.listings import FileListing
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
-from seamark.metaserver.api.http.requests import allow, boolean_query, parse_body, path_name, path_namespace, read_body
+from seamark.metaserver.api.http.requests import boolean_query
 from seamark.metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
 from seamark.metaserver.api.indexes.indexes import defined_index
 from seamark.metaserver.errors import BadRequest, TooLarge
@@ -61,116 +63,62 @@ LOCATOR: web.AppKey[Locator] = web.AppKey("locator", Locator)
 COVERS: web.AppKey[IndexResolver] = web.AppKey("covers", IndexResolver)
 DELETED: web.AppKey[RowDeletes] = web.AppKey("deleted", RowDeletes)
 
-_COUNT = {"type": "integer"}
-_PROBLEMS_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "description": "The first files that could not be read within the limits, which makes rows undecided.",
-    "items": {
-        "type": "object",
-        "required": ["file-path", "problem"],
-        "properties": {"file-path": {"type": "string"}, "problem": {"type": "string"}},
-    },
-}
-LOOKUP_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": [
-        "snapshot-id",
-        "index",
-        "columns",
-        "keys",
-        "complete",
-        "uncovered-files",
-        "uncovered",
-        "rows",
-        "missing",
-        "undecided",
-        "problems",
-    ],
-    "properties": {
-        "snapshot-id": {"type": ["integer", "null"]},
-        "index": {"type": "string"},
-        "columns": {"type": "array", "items": {"type": "string"}, "description": "The columns of the index, in order."},
-        "keys": {"type": "integer", "description": "The number of requested keys."},
-        "complete": {
-            "type": "boolean",
-            "description": "False when the index does not cover all live files; those may contain more rows.",
-        },
-        "uncovered-files": _COUNT,
-        "uncovered": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": f"The paths of the first {UNCOVERED_MAX} uncovered files.",
-        },
-        "rows": {
-            "type": "array",
-            "description": "All rows with one of the keys that are not deleted, in the order of the keys.",
-            "items": {
-                "type": "object",
-                "required": ["key", "file-path", "position"],
-                "properties": {
-                    "key": {"type": "integer", "description": "The number of the key in the request, from 0."},
-                    "file-path": {"type": "string"},
-                    "position": {"type": "integer", "description": "The position of the row in the file, from 0."},
-                    "undecided": {
-                        "type": "boolean",
-                        "description": "True when the row may be deleted; otherwise absent.",
-                    },
-                    "spec-id": {"type": "integer", "description": "Present when partitions are requested."},
-                    "partition": {"type": "object", "description": "Present when partitions are requested."},
-                },
-            },
-        },
-        "missing": {
-            "type": "array",
-            "items": {"type": "integer"},
-            "description": "The numbers of the keys without a row in the covered files.",
-        },
-        "undecided": {"type": "integer", "description": "The number of undecided rows."},
-        "problems": _PROBLEMS_SCHEMA,
-    },
-}
-_BODY: dict[str, Any] = {
-    "type": "object",
-    "required": ["keys"],
-    "additionalProperties": False,
-    "properties": {
-        "index": {"type": "string", "description": "The name of a record index; alternatively set columns."},
-        "columns": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "The columns of the index, in the order of the values in keys.",
-        },
-        "keys": {
-            "type": "array",
-            "maxItems": JSON_KEYS_MAX,
-            "description": "Each key is a list of values, an object by column or, for one column, the value.",
-            "examples": [[17, 18], [["2024-01-01", 5]], [{"day": "2024-01-01", "id": 5}]],
-        },
-        "snapshot-id": _COUNT,
-        "ref": {"type": "string"},
-        "as-of": {"type": "integer", "description": "Milliseconds since the epoch."},
-        "partitions": {"type": "boolean", "description": "Whether rows contain the partition of their file."},
-    },
-}
 
-
-class _Lookup(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    keys: msgspec.Raw
-    index: str | None = None
-    columns: list[str] | None = None
+class KeyLookup(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    keys: Annotated[
+        msgspec.Raw,
+        doc(
+            f"At most {JSON_KEYS_MAX:,}. Each key is a list of values, an object by column or, for one column, the "
+            "value.",
+            type="array",
+            examples=[[17, 18], [["2024-01-01", 5]], [{"day": "2024-01-01", "id": 5}]],
+        ),
+    ]
+    index: Annotated[str | None, doc("The name of a record index; alternatively set columns.")] = None
+    columns: Annotated[list[str] | None, doc("The columns of the index, in the order of the values in keys.")] = None
     snapshot_id: int | None = None
     ref: str | None = None
-    as_of: int | None = None
-    partitions: bool = False
+    as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
+    partitions: Annotated[bool, doc("Whether rows contain the partition of their file.")] = False
 
 
-class _Row(msgspec.Struct, rename="kebab", omit_defaults=True, gc=False):
-    key: int
+class LocatedRow(msgspec.Struct, rename="kebab", omit_defaults=True, gc=False):
+    key: Annotated[int, doc("The number of the key in the request, from 0.")]
     file_path: str
-    position: int
-    undecided: bool = False
-    spec_id: int | msgspec.UnsetType = msgspec.UNSET
-    partition: Any = msgspec.UNSET
+    position: Annotated[int, doc("The position of the row in the file, from 0.")]
+    undecided: Annotated[bool, doc("True when the row may be deleted; otherwise absent.")] = False
+    spec_id: Annotated[int | msgspec.UnsetType, doc("Present when partitions are requested.")] = msgspec.UNSET
+    partition: Annotated[Any, doc("Present when partitions are requested.", type="object")] = msgspec.UNSET
+
+
+class FileProblem(msgspec.Struct, rename="kebab"):
+    file_path: str
+    problem: str
+
+
+class LookupAnswer(msgspec.Struct, rename="kebab"):
+    """Encoded in parts: `rows` and `missing` last."""
+
+    snapshot_id: int | None
+    index: str
+    columns: Annotated[list[str], doc("The columns of the index, in order.")]
+    keys: Annotated[int, doc("The number of requested keys.")]
+    complete: Annotated[bool, doc("False when the index does not cover all live files; those may contain more rows.")]
+    uncovered_files: int
+    uncovered: Annotated[list[str], doc(f"The paths of the first {UNCOVERED_MAX} uncovered files.")]
+    undecided: Annotated[int, doc("The number of undecided rows.")]
+    problems: Annotated[
+        list[FileProblem],
+        doc("The first files that could not be read within the limits, which makes rows undecided."),
+    ]
+    rows: Annotated[
+        list[LocatedRow] | msgspec.UnsetType,
+        doc("All rows with one of the keys that are not deleted, in the order of the keys."),
+    ] = msgspec.UNSET
+    missing: Annotated[
+        list[int] | msgspec.UnsetType,
+        doc("The numbers of the keys without a row in the covered files."),
+    ] = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -184,24 +132,24 @@ class _KeyQuery:
     partitions: bool
 
 
-@describe(
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/lookup",
     "lookupKeys",
     "Finds the rows of keys in a snapshot, as data file and position, by a record index",
     tags=("indexes",),
     parameters=(
-        NAMESPACE,
-        TABLE,
         Parameter("index", "query", "The same as in the body, for an Arrow body.", {"type": "string"}),
         Parameter("partitions", "query", "The same as in the body, for an Arrow body.", {"type": "boolean"}),
         *SNAPSHOT,
     ),
-    body=_BODY,
+    body_size=BodySize.LARGE,
     answers=(
         ResponseSpec(
             200,
             "The rows. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream: columns key, file_path, "
             "position, undecided, the rest as metadata of its schema",
-            {"$ref": "#/components/schemas/Lookup"},
+            LookupAnswer,
         ),
         ResponseSpec(
             400, "A key is not a value of its column, or the record index does not exist; the message states which"
@@ -210,20 +158,18 @@ class _KeyQuery:
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
         ResponseSpec(413, f"More than {KEYS_MAX:,} keys, {JSON_KEYS_MAX:,} in JSON, or too many rows"),
     ),
-)
-async def lookup_keys(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    wants_arrow = arrow.wants_arrow(request)
-    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
+).takes_bytes(KeyLookup)
+async def lookup_keys(call: Call, data: bytes) -> web.Response:
+    wants_arrow = arrow.wants_arrow(call.headers)
+    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    query = await _parse(request, metadata)
+    query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
     columns, possible = await _keys(terms, query.given)
     in_order = [columns[terms.index(term)] for term in definition.terms]
-    scan = await request.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
-    located = await request.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
+    scan = await call.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
+    located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
     answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, query, located)
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
         rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
@@ -236,13 +182,12 @@ async def lookup_keys(request: web.Request) -> web.Response:
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-async def _parse(request: web.Request, metadata: TableMetadata) -> _KeyQuery:
-    body = await read_body(request)
-    if request.content_type == arrow.ARROW_STREAM:
-        snapshot_id = requested_snapshot(request, metadata)
+async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
+    if call.content_type == arrow.ARROW_STREAM:
+        snapshot_id = requested_snapshot(call.query, metadata)
         table = await asyncio.to_thread(read_stream, body, "The body", rows_max=KEYS_MAX)
-        columns = None if "index" in request.query else list(table.column_names)
-        return _KeyQuery(request.query.get("index"), columns, table, snapshot_id, boolean_query(request, "partitions"))
+        columns = None if "index" in call.query else list(table.column_names)
+        return _KeyQuery(call.query.get("index"), columns, table, snapshot_id, boolean_query(call.query, "partitions"))
     if len(body) > JSON_BODY_BYTES:
         most = f"at most {JSON_BODY_BYTES:,} bytes"
         raise TooLarge(f"Keys in JSON may have {most}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
@@ -256,8 +201,8 @@ async def _parse(request: web.Request, metadata: TableMetadata) -> _KeyQuery:
     return _KeyQuery(lookup.index, columns, rows, snapshot_id, lookup.partitions)
 
 
-def _read(body: bytes) -> tuple[_Lookup, list[Any]]:
-    lookup = parse_body(body, _Lookup)
+def _read(body: bytes) -> tuple[KeyLookup, list[Any]]:
+    lookup = parse_now(body, KeyLookup)
     rows = decode_json(bytes(lookup.keys), "keys")
     if not isinstance(rows, list):
         raise BadRequest(f"keys is {repr(rows)[:80]}; it must be a list")
@@ -330,20 +275,20 @@ class _LookupAnswer:
     query: _KeyQuery
     located: LocatedRows
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> LookupAnswer:
         located = self.located
         uncovered = paths_at(self.scan.view, located.uncovered[:UNCOVERED_MAX])
-        return {
-            "snapshot-id": self.query.snapshot_id,
-            "index": self.definition.name,
-            "columns": [term.text for term in self.definition.terms],
-            "keys": self.keys,
-            "complete": not len(located.uncovered),
-            "uncovered-files": len(located.uncovered),
-            "uncovered": uncovered,
-            "undecided": int(np.count_nonzero(located.undecided)),
-            "problems": [{"file-path": path, "problem": why} for path, why in located.problems.items()],
-        }
+        return LookupAnswer(
+            snapshot_id=self.query.snapshot_id,
+            index=self.definition.name,
+            columns=[term.text for term in self.definition.terms],
+            keys=self.keys,
+            complete=not len(located.uncovered),
+            uncovered_files=len(located.uncovered),
+            uncovered=uncovered,
+            undecided=int(np.count_nonzero(located.undecided)),
+            problems=[FileProblem(path, why) for path, why in located.problems.items()],
+        )
 
     def _missing(self) -> Longs:
         absent = np.ones(self.keys, dtype=np.bool_)
@@ -374,7 +319,7 @@ class _LookupAnswer:
             columns = (located.query[part], numbers[located.place[part]], located.position[part])
             values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
             rows = [
-                _Row(key, paths[file], position, undecided, *(column[file] for column in more))
+                LocatedRow(key, paths[file], position, undecided, *(column[file] for column in more))
                 for key, file, position, undecided in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
@@ -386,7 +331,7 @@ class _LookupAnswer:
         """One batch after another; all share a dictionary of paths and one of partitions."""
         located = self.located
         numbers, paths, more = self._files()
-        about = {**self._about(), "missing": len(self._missing())}
+        about = {**msgspec.to_builtins(self._about()), "missing": len(self._missing())}
         metadata = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
         }
@@ -426,5 +371,4 @@ def add_routes(app: web.Application) -> None:
         app[COVERS] = IndexResolver(app[INDEXES])
         app[DELETED] = RowDeletes(app[OBJECTS], app[SETTINGS].decoded_limit_bytes)
         app[LOCATOR] = Locator(app[COVERS], app[DELETED], app[USAGE], app[CLOCK])
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/lookup", lookup_keys)
+    add_endpoints(app, lookup_keys)

@@ -31,10 +31,10 @@ from seamark.metaserver.api.formats.listings import (
     PartitionListing,
     items,
 )
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, Parameter, ResponseSpec, describe
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.paging import page_size, read_token, write_token
-from seamark.metaserver.api.http.requests import allow, path_name, path_namespace
 from seamark.metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -52,6 +52,7 @@ IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
 """Larger pages, from about 2 ms of work, are encoded in a thread."""
 IN_THREAD_FILES = 5_000
 """Partitions of larger tables are computed in a thread: each page needs all files."""
+_TABLE = "/api/v1/tables/{namespace}/{table}"
 _PREFIX = Parameter(
     "partition",
     "query",
@@ -114,13 +115,13 @@ COLUMN_STATS_SCHEMA = _schema(STATS_COLUMNS, ())
 PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
 
 
-@describe(
+@Route(
+    "GET",
+    f"{_TABLE}/files",
     "listFiles",
     "Lists the live files of a snapshot, or of some of its partitions: data files, then delete files",
     tags=("metadata",),
     parameters=(
-        NAMESPACE,
-        TABLE,
         _PREFIX,
         Parameter("content", "query", "all (default), data or deletes.", {"enum": ["all", "data", "deletes"]}),
         *SNAPSHOT,
@@ -128,15 +129,15 @@ PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
     ),
     answers=_answers("Files, in the order of the manifests", "files", "File"),
 )
-async def list_files(request: web.Request) -> web.StreamResponse:
-    metadata = await _metadata(request)
-    content = request.query.get("content", "all")
+async def list_files(call: Call) -> web.Response:
+    metadata = await _metadata(call)
+    content = call.query.get("content", "all")
     if content not in ("all", "data", "deletes"):
         raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
-    page = _page(request, metadata, ("files", content))
-    view = await _view(request, metadata, page)
-    prefix = parse_prefix(request.query.get("partition", ""), metadata)
-    planner = request.app[PLANNER]
+    page = _page(call, metadata, ("files", content))
+    view = await _view(call, metadata, page)
+    prefix = parse_prefix(call.query.get("partition", ""), metadata)
+    planner = call.app[PLANNER]
     scan = None
     if content != "deletes" and view.delete_rows:
         scan = await planner.scan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
@@ -146,14 +147,13 @@ async def list_files(request: web.Request) -> web.StreamResponse:
     return await _answer(page, "files", tuple(FILE_COLUMNS), FileListing(metadata, data, deletes, scan))
 
 
-@describe(
+@Route(
+    "GET",
+    f"{_TABLE}/stats/{{column}}",
     "listColumnStats",
     "Lists the statistics of a column in the data files of all or some partitions: bounds and counts for each file",
     tags=("metadata",),
     parameters=(
-        NAMESPACE,
-        TABLE,
-        Parameter("column", "path", "Full name of the column, levels joined by dots.", {"type": "string"}, True),
         _PREFIX,
         Parameter(
             "fields",
@@ -166,29 +166,30 @@ async def list_files(request: web.Request) -> web.StreamResponse:
     ),
     answers=_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
 )
-async def list_column_stats(request: web.Request) -> web.StreamResponse:
-    metadata = await _metadata(request)
-    name = path_name(request, "column")
-    column = stats_column(metadata, name)
-    fields = _fields(request.query.get("fields"))
-    page = _page(request, metadata, ("stats", str(column.id)))
-    view = await _view(request, metadata, page)
-    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+async def list_column_stats(call: Call) -> web.Response:
+    metadata = await _metadata(call)
+    column = stats_column(metadata, call.names[1])
+    fields = _fields(call.query.get("fields"))
+    page = _page(call, metadata, ("stats", str(column.id)))
+    view = await _view(call, metadata, page)
+    prefix = parse_prefix(call.query.get("partition", ""), metadata)
     return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
 
 
-@describe(
+@Route(
+    "GET",
+    f"{_TABLE}/partitions",
     "listPartitions",
     "Lists the partitions of a snapshot with totals of their files",
     tags=("metadata",),
-    parameters=(NAMESPACE, TABLE, _PREFIX, *SNAPSHOT, *_PAGING),
+    parameters=(_PREFIX, *SNAPSHOT, *_PAGING),
     answers=_answers("Partitions, in the order of their first files", "partitions", "Partition"),
 )
-async def list_partitions(request: web.Request) -> web.StreamResponse:
-    metadata = await _metadata(request)
-    page = _page(request, metadata, ("partitions",))
-    view = await _view(request, metadata, page)
-    prefix = parse_prefix(request.query.get("partition", ""), metadata)
+async def list_partitions(call: Call) -> web.Response:
+    metadata = await _metadata(call)
+    page = _page(call, metadata, ("partitions",))
+    view = await _view(call, metadata, page)
+    prefix = parse_prefix(call.query.get("partition", ""), metadata)
 
     def read() -> PartitionListing:
         return PartitionListing(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
@@ -224,21 +225,19 @@ def _inside(schema: Schema, name: str) -> str:
     return " or ".join(inner[:3]) or "another column"
 
 
-async def _metadata(request: web.Request) -> TableMetadata:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    return (await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))).metadata
+async def _metadata(call: Call) -> TableMetadata:
+    return (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
 
 
-def _page(request: web.Request, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
-    wanted_arrow = arrow.wants_arrow(request)
-    most = ARROW_LIMIT if wanted_arrow else request.app[SETTINGS].page_limit
-    limit = page_size(request.query.get("limit", str(most)), "limit", most)
-    parts = (metadata.table_uuid, request.query.get("partition", ""), *checksum)
+def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
+    wanted_arrow = arrow.wants_arrow(call.headers)
+    most = ARROW_LIMIT if wanted_arrow else call.app[SETTINGS].page_limit
+    limit = page_size(call.query.get("limit", str(most)), "limit", most)
+    parts = (metadata.table_uuid, call.query.get("partition", ""), *checksum)
     number = zlib.crc32(encode_json(parts))
-    given = request.query.get("page-token")
+    given = call.query.get("page-token")
     if not given:
-        return _Page(requested_snapshot(request, metadata), 0, limit, number, wanted_arrow)
+        return _Page(requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
     return _Page(*read_token(given, number, metadata), limit, number, wanted_arrow)
 
 
@@ -252,10 +251,10 @@ def _fields(given: str | None) -> tuple[str, ...]:
     return names
 
 
-async def _view(request: web.Request, metadata: TableMetadata, page: _Page) -> TableView:
+async def _view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
     if page.snapshot_id is None:
         return TableView((), ())
-    return await request.app[PLANNER].view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+    return await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
 
 def _delete_view(view: TableView) -> TableView:
@@ -289,8 +288,4 @@ def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing)
 
 
 def add_routes(app: web.Application) -> None:
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    table = "/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}"
-    app.router.add_get(f"{table}/files", list_files)
-    app.router.add_get(f"{table}/stats/{{column:[^/]+}}", list_column_stats)
-    app.router.add_get(f"{table}/partitions", list_partitions)
+    add_endpoints(app, list_files, list_column_stats, list_partitions)

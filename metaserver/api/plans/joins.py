@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 
+from seamark.metaserver.api.http.describe import doc
+from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
-from seamark.metaserver.api.http.requests import allow
 from seamark.metaserver.api.http.snapshots import snapshot_of
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
@@ -40,79 +41,57 @@ _IN_THREAD_CHARACTERS = 2_000
 
 DIMENSIONS: web.AppKey[Dimensions] = web.AppKey("dimensions", Dimensions)
 
-_JOIN_FIELDS: dict[str, Any] = {
-    "table": {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "The levels of the namespace and the name of the other table.",
-        "examples": [["ssb", "supplier"]],
-    },
-    "on": {
-        "type": "object",
-        "additionalProperties": {"type": "string"},
-        "description": "Maps columns of this table to the equal columns of the other table.",
-        "examples": [{"lo_suppkey": "s_suppkey"}],
-    },
-    "predicate": {
-        "type": "string",
-        "description": "A predicate in SQL on columns of the other table.",
-        "examples": ["s_region = 'AMERICA'"],
-    },
-    "snapshot-id": {"type": "integer", "description": "A snapshot of the other table; default: the current snapshot."},
-    "joins": {
-        "type": "array",
-        "items": {"$ref": "#/components/schemas/Join"},
-        "description": f"Inner joins of the other table with further tables, nested {DEPTH_MAX} levels at most.",
-    },
-}
-JOIN_SCHEMA: dict[str, Any] = {"type": "object", "required": ["table", "on"], "properties": _JOIN_FIELDS}
-JOINS_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "items": {"$ref": "#/components/schemas/Join"},
-    "description": "Inner joins that filter this table's rows, combined by AND: the other table must have a row that "
-    f"is equal in all columns of `on` and satisfies `predicate`. At most {JOINS_MAX}, nested joins included.",
-}
-JOIN_OUTCOMES_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "description": "The outcome of each join; nested joins follow their parent. Present only if the request has joins.",
-    "items": {
-        "type": "object",
-        "required": ["table", "snapshot-id", "keys", "used"],
-        "properties": {
-            "table": _JOIN_FIELDS["table"],
-            "snapshot-id": {
-                "type": ["integer", "null"],
-                "description": "The evaluated snapshot of the other table; the result ignores rows of later snapshots.",
-            },
-            "keys": {
-                "type": ["integer", "null"],
-                "description": "Remaining distinct keys; for several columns the smallest number. Null if not used.",
-            },
-            "used": {"type": "boolean"},
-            "reason": {"type": "string", "description": "The reason why the join was not used."},
-        },
-    },
-}
-
 
 class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    table: list[str]
-    on: dict[str, str]
-    predicate: str | None = None
-    snapshot_id: int | None = None
-    joins: list[JoinSpec] = []
+    table: Annotated[
+        list[str],
+        doc("The levels of the namespace and the name of the other table.", examples=[["ssb", "supplier"]]),
+    ]
+    on: Annotated[
+        dict[str, str],
+        doc(
+            "Maps columns of this table to the equal columns of the other table.",
+            examples=[{"lo_suppkey": "s_suppkey"}],
+        ),
+    ]
+    predicate: Annotated[
+        str | None, doc("A predicate in SQL on columns of the other table.", examples=["s_region = 'AMERICA'"])
+    ] = None
+    snapshot_id: Annotated[int | None, doc("A snapshot of the other table; default: the current snapshot.")] = None
+    joins: Annotated[
+        list[JoinSpec],
+        doc(f"Inner joins of the other table with further tables, nested {DEPTH_MAX} levels at most."),
+    ] = []
+
+
+Joins = Annotated[
+    list[JoinSpec],
+    doc(
+        "Inner joins that filter this table's rows, combined by AND: the other table must have a row that is equal in "
+        f"all columns of `on` and satisfies `predicate`. At most {JOINS_MAX}, nested joins included."
+    ),
+]
+JoinOutcomes = Annotated[
+    tuple[JoinOutcome, ...] | msgspec.UnsetType,
+    doc(
+        "The outcome of each join; nested joins follow their parent. Present only if the request has joins. "
+        "`snapshot-id` is the evaluated snapshot of the other table; the result ignores rows of later snapshots. "
+        "`keys` are the remaining distinct keys, for several columns the smallest number; null if not used. `reason` "
+        "is the reason why the join was not used."
+    ),
+]
 
 
 async def evaluate_joins(
-    request: web.Request, metadata: TableMetadata, joins: Sequence[JoinSpec]
-) -> tuple[JoinFilters, tuple[JoinOutcome, ...] | msgspec.UnsetType]:
+    call: Call, metadata: TableMetadata, joins: Sequence[JoinSpec]
+) -> tuple[JoinFilters, JoinOutcomes]:
     """The filters that the joins imply for the rows of the table, and their outcomes for the answer. Forbidden and
     NotFound equal those of each table's route; BadRequest for an invalid join."""
     if not joins:
         return JoinFilters((), ()), msgspec.UNSET
     _check(joins)
-    app = request.app
-    resolved = [await _resolved(request, metadata, join) for join in joins]
+    app = call.app
+    resolved = [await _resolved(call, metadata, join) for join in joins]
     until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
     filters = await join_filters(app[DIMENSIONS], resolved, until_s)
     return filters, filters.outcomes
@@ -130,12 +109,12 @@ def _check(joins: Sequence[JoinSpec]) -> None:
         raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
 
 
-async def _resolved(request: web.Request, metadata: TableMetadata, spec: JoinSpec) -> Join:
+async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
     if len(spec.table) < 2:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
-    allow(request, namespace)
-    loaded = await request.app[CATALOG].tables.load(namespace, check_name(name, "table name"))
+    call.allow(namespace)
+    loaded = await call.app[CATALOG].tables.load(namespace, check_name(name, "table name"))
     shown = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None
@@ -145,7 +124,7 @@ async def _resolved(request: web.Request, metadata: TableMetadata, spec: JoinSpe
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
         pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
         expression = TRUE if spec.predicate is None else await _bound(spec.predicate, other)
-        joins = [await _resolved(request, other, join) for join in spec.joins]
+        joins = [await _resolved(call, other, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {shown}: {error.message}") from None
     return Join(tuple(spec.table), other, entry, snapshot_id, expression, pairs, tuple(joins))

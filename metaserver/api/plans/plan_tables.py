@@ -11,20 +11,20 @@ with the same value (`plan_audience.py`).
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
-from seamark.metaserver.api.http.describe import NAMESPACE, TABLE, ResponseSpec, describe
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, PRINCIPAL, SETTINGS
-from seamark.metaserver.api.http.plan_audience import AUDIENCE, audience_of
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, parse_body, path_name, path_namespace, read_body
+from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
+from seamark.metaserver.api.http.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.snapshots import snapshot_of
-from seamark.metaserver.api.plans.joins import JOIN_OUTCOMES_SCHEMA, JOINS_SCHEMA, JoinSpec, add_joins, evaluate_joins
+from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from seamark.metaserver.catalog.values import LoadedTable
@@ -34,12 +34,11 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import metadata_folder
-from seamark.metaserver.planner.joins.joins import JoinOutcome
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry, PlanTable
+from seamark.metaserver.store.model import Entry, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER, decode_json
 
 if TYPE_CHECKING:
@@ -55,160 +54,118 @@ _READ_BYTES, _BYTES_PER_READ_BYTE = 1 << 20, 40
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""
 
-_INTEGER = {"type": "integer"}
-PLAN_TABLE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": [
-        "name",
-        "snapshot-id",
-        "expires-at-ms",
-        "files",
-        "bytes",
-        "considered-files",
-        "considered-bytes",
-    ],
-    "properties": {
-        "name": {
-            "type": ["string", "null"],
-            "description": "The name of the plan table in the table's namespace. Null when none was created: the table "
-            "has no snapshot, the snapshot has another schema, the plan keeps more than kept-max, too many files would "
-            "have to be listed again, or there are too many plan tables.",
-        },
-        "snapshot-id": {"type": ["integer", "null"]},
-        "plan-snapshot-id": {
-            "type": "integer",
-            "description": "With X-Seamark-Plans, instead of the name: the id of the snapshot that loadTable adds for "
-            "requests with the same value of the header.",
-        },
-        "expires-at-ms": {
-            "type": ["integer", "null"],
-            "description": "When the name stops to resolve: at least half of lease-s from now, because plans are "
-            "shared.",
-        },
-        "files": {**_INTEGER, "description": "Data files that the plan keeps."},
-        "bytes": _INTEGER,
-        "considered-files": {**_INTEGER, "description": "Data files of the snapshot."},
-        "considered-bytes": {
-            "type": ["integer", "null"],
-            "description": "Null when unknown: manifests that the filter excludes are not read.",
-        },
-        "joins": JOIN_OUTCOMES_SCHEMA,
-    },
-}
-_BODY_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "joins": JOINS_SCHEMA,
-        "filter": {
-            "description": "An expression of the Iceberg REST specification. Without filter and predicate: all files."
-        },
-        "predicate": {
-            "type": "string",
-            "description": "A predicate in SQL, instead of `filter`.",
-            "examples": ["id = 5 AND day >= '2024-01-01'"],
-        },
-        "case-sensitive": {
-            "type": "boolean",
-            "description": "Whether names in `filter` are case-sensitive; default true. Names in SQL are not.",
-        },
-        "snapshot-id": _INTEGER,
-        "ref": {"type": "string", "description": "A branch or tag, instead of snapshot-id."},
-        "use-snapshot-schema": {
-            "type": "boolean",
-            "description": "Whether the reader uses the snapshot's schema. A plan table is read with the current "
-            "schema, "
-            "so none is created when the two differ. Default false.",
-        },
-        "kept-max": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "description": "No plan table is created when the plan keeps a larger share of the snapshot's files.",
-        },
-        "lease-s": {
-            "type": "integer",
-            "minimum": 1,
-            "description": "The time in seconds for which the name resolves. Settings give default and limit.",
-        },
-        "holder": {
-            "type": "string",
-            "maxLength": 100,
-            "description": "With X-Seamark-Plans: a text that identifies the client process. Only requests of one "
-            "holder "
-            "share identical plans, so that a holder can withdraw its plans.",
-        },
-    },
-}
 
-
-class _PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    filter: msgspec.Raw = msgspec.Raw()
-    predicate: str | None = None
-    case_sensitive: bool = True
+class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    filter: Annotated[
+        msgspec.Raw,
+        doc("An expression of the Iceberg REST specification. Without filter and predicate: all files."),
+    ] = msgspec.field(default_factory=msgspec.Raw)
+    predicate: Annotated[
+        str | None,
+        doc("A predicate in SQL, instead of `filter`.", examples=["id = 5 AND day >= '2024-01-01'"]),
+    ] = None
+    case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive. Names in SQL are not.")] = True
     snapshot_id: int | None = None
-    ref: str | None = None
-    use_snapshot_schema: bool = False
-    kept_max: float | None = None
-    lease_s: int | None = None
-    joins: list[JoinSpec] = []
-    holder: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    ref: Annotated[str | None, doc("A branch or tag, instead of snapshot-id.")] = None
+    use_snapshot_schema: Annotated[
+        bool,
+        doc(
+            "Whether the reader uses the snapshot's schema. A plan table is read with the current schema, so none is "
+            "created when the two differ."
+        ),
+    ] = False
+    kept_max: Annotated[
+        float | None,
+        doc(
+            "No plan table is created when the plan keeps a larger share of the snapshot's files.", minimum=0, maximum=1
+        ),
+    ] = None
+    lease_s: Annotated[
+        int | None,
+        doc("The time in seconds for which the name resolves. Settings give default and limit.", minimum=1),
+    ] = None
+    joins: Joins = []
+    holder: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=100,
+            description="With X-Seamark-Plans: a text that identifies the client process. Only requests of one holder "
+            "share identical plans, so that a holder can withdraw its plans.",
+        ),
+    ] = ""
 
 
-class _PlanTableAnswer(msgspec.Struct, rename="kebab"):
-    name: str | None
+class PlanTableAnswer(msgspec.Struct, rename="kebab"):
+    name: Annotated[
+        str | None,
+        doc(
+            "The name of the plan table in the table's namespace. Null when none was created: the table has no "
+            "snapshot, the snapshot has another schema, the plan keeps more than kept-max, too many files would have "
+            "to be listed again, or there are too many plan tables."
+        ),
+    ]
     snapshot_id: int | None
-    expires_at_ms: int | None
-    files: int
+    expires_at_ms: Annotated[
+        int | None,
+        doc("When the name stops to resolve: at least half of lease-s from now, because plans are shared."),
+    ]
+    files: Annotated[int, doc("Data files that the plan keeps.")]
     bytes: int
-    considered_files: int
-    considered_bytes: int | None
-    joins: tuple[JoinOutcome, ...] | msgspec.UnsetType = msgspec.UNSET
-    plan_snapshot_id: int | msgspec.UnsetType = msgspec.UNSET
+    considered_files: Annotated[int, doc("Data files of the snapshot.")]
+    considered_bytes: Annotated[int | None, doc("Null when unknown: manifests that the filter excludes are not read.")]
+    joins: JoinOutcomes = msgspec.UNSET
+    plan_snapshot_id: Annotated[
+        int | msgspec.UnsetType,
+        doc(
+            "With X-Seamark-Plans, instead of the name: the id of the snapshot that loadTable adds for requests with "
+            "the same value of the header."
+        ),
+    ] = msgspec.UNSET
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
-MAKING: web.AppKey[SingleFlight[tuple[object, ...], _PlanTableAnswer]] = web.AppKey("plan-tables-making")
-_Read = tuple[_PlanTableRequest, Expression]
+MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableAnswer]] = web.AppKey("plan-tables-making")
+_Read = tuple[PlanTableRequest, Expression]
 READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
 """Decoded requests by the table's metadata file, which determines what names mean, and the body."""
-DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], _PlanTableAnswer]] = web.AppKey("plan-tables-declined")
+DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableAnswer]] = web.AppKey("plan-tables-declined")
 """Requests that get no plan table, by the name it would have, which covers all that the plan depends on, and
 `kept-max`."""
 
 
-@describe(
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/plan-tables",
     "makePlanTable",
     "Creates a plan table: the files that a plan keeps, as a table that any engine can read by its name "
     "until its lease ends",
     tags=("metadata",),
-    parameters=(NAMESPACE, TABLE, AUDIENCE),
-    body=_BODY_SCHEMA,
+    parameters=(AUDIENCE,),
+    body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The plan, and its name", {"$ref": "#/components/schemas/PlanTable"}),
+        ResponseSpec(200, "The plan, and its name", PlanTableAnswer),
         ResponseSpec(400, "The filter, a join or the snapshot is invalid; the message states the reason"),
         ResponseSpec(404, "No such table, or a table of a join does not exist"),
     ),
-)
-async def make_plan_table(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    loaded = await request.app[CATALOG].tables.load(namespace, path_name(request, "table"))
-    await request.app[CATALOG].check_writable(loaded)
-    audience = audience_of(request)
-    body, bound_scan = await _bound_request(request.app[READ], await read_body(request), loaded)
+).takes_bytes(PlanTableRequest)
+async def make_plan_table(call: Call, data: bytes) -> PlanTableAnswer:
+    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
+    await call.app[CATALOG].check_writable(loaded)
+    audience = call.audience
+    body, bound_scan = await _bound_request(call.app[READ], data, loaded)
     holder = None if audience is None else Holder(audience, body.holder)
-    filters, outcomes = await evaluate_joins(request, loaded.metadata, body.joins)
+    filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
     if filters.dynamic_filters:
         bound_scan = bound_scan.joined_with(filters.dynamic_filters)
-    made = await _made(request.app, loaded, body, bound_scan, holder, request[PRINCIPAL].name)
+    made = await _made(call.app, loaded, body, bound_scan, holder, call.principal.name)
     if holder is not None:
         made = msgspec.structs.replace(made, name=None)
-    return json_answer(msgspec.structs.replace(made, joins=outcomes))
+    return msgspec.structs.replace(made, joins=outcomes)
 
 
 async def _bound_request(
     known: MemoryCache[tuple[str, bytes], _Read], data: bytes, loaded: LoadedTable
-) -> tuple[_PlanTableRequest, BoundScan]:
+) -> tuple[PlanTableRequest, BoundScan]:
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_THREAD_BYTES:
@@ -222,21 +179,21 @@ async def _bound_request(
 
 
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
-    body = parse_body(data, _PlanTableRequest)
+    body = parse_now(data, PlanTableRequest)
     check_lease(body.lease_s)
     if body.kept_max is not None and not 0 <= body.kept_max <= 1:
         raise BadRequest(f"kept-max is {body.kept_max}; it must be a share from 0 to 1")
     return body, _filter(body, metadata)
 
 
-def _bound(read: _Read, metadata: TableMetadata) -> tuple[_PlanTableRequest, BoundScan]:
+def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
     body, filter = read
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     return body, BoundScan.bind(metadata, request)
 
 
-def _filter(body: _PlanTableRequest, metadata: TableMetadata) -> Expression:
+def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     given = bytes(body.filter)
     if body.predicate is None:
         return parse_expression(decode_json(given, "The filter")) if given else TRUE
@@ -248,17 +205,17 @@ def _filter(body: _PlanTableRequest, metadata: TableMetadata) -> Expression:
 async def _made(
     app: web.Application,
     loaded: LoadedTable,
-    body: _PlanTableRequest,
+    body: PlanTableRequest,
     bound_scan: BoundScan,
     holder: Holder | None,
     who: str,
-) -> _PlanTableAnswer:
+) -> PlanTableAnswer:
     entry, snapshot = loaded.entry, bound_scan.snapshot
     assert entry is not None
     if snapshot is None:
-        return _PlanTableAnswer(None, None, None, 0, 0, 0, 0)
+        return PlanTableAnswer(None, None, None, 0, 0, 0, 0)
     if body.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
-        return _PlanTableAnswer(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
+        return PlanTableAnswer(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
     lease_s = granted_s(body.lease_s, app[SETTINGS])
     name = plan_name(entry, snapshot.snapshot_id, bound_scan.text, holder)
     if name is not None:
@@ -284,13 +241,13 @@ async def _make(
     kept_max: float | None,
     holder: Holder | None,
     who: str,
-) -> _PlanTableAnswer:
+) -> PlanTableAnswer:
     metadata, snapshot = bound_scan.metadata, bound_scan.snapshot
     assert snapshot is not None
     scan = await app[PLANNER].plan(bound_scan, entry)
     small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
     sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
-    made = _unless_more(_PlanTableAnswer(name, snapshot.snapshot_id, None, *sizes), kept_max)
+    made = _unless_more(PlanTableAnswer(name, snapshot.snapshot_id, None, *sizes), kept_max)
     if made.name is None:
         if name is not None and scan.complete:
             app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
@@ -312,7 +269,7 @@ async def _stored(
     entry: Entry,
     bound_scan: BoundScan,
     kept: KeptManifests,
-    made: _PlanTableAnswer,
+    made: PlanTableAnswer,
     plan_id: str,
     lease_s: int,
     holder: Holder | None,
@@ -356,8 +313,8 @@ def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 
-def _answer(plan: PlanTable) -> _PlanTableAnswer:
-    return _PlanTableAnswer(
+def _answer(plan: PlanTable) -> PlanTableAnswer:
+    return PlanTableAnswer(
         plan.name,
         plan.snapshot_id,
         plan.expires_ms,
@@ -369,7 +326,7 @@ def _answer(plan: PlanTable) -> _PlanTableAnswer:
     )
 
 
-def _unless_more(made: _PlanTableAnswer, kept_max: float | None) -> _PlanTableAnswer:
+def _unless_more(made: PlanTableAnswer, kept_max: float | None) -> PlanTableAnswer:
     """Removes the name when the plan keeps a larger share of the files."""
     if kept_max is not None and made.files > kept_max * made.considered_files:
         return msgspec.structs.replace(made, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
@@ -388,5 +345,4 @@ def add_routes(app: web.Application) -> None:
     app[READ] = MemoryCache(_READ_BYTES)
     app[DECLINED] = MemoryCache(_DECLINED_BYTES)
     app.on_startup.append(_open)
-    # aiohttp's default pattern for a variable excludes braces, which names may contain.
-    app.router.add_post("/api/v1/tables/{namespace:[^/]+}/{table:[^/]+}/plan-tables", make_plan_table)
+    add_endpoints(app, make_plan_table)

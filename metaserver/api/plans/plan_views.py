@@ -9,23 +9,22 @@ already allows any text, and the right to read each table and view that the requ
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.describe import NAMESPACE, Parameter, ResponseSpec, describe
-from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, PRINCIPAL, SETTINGS
-from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER, audience_of
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, path_name, path_namespace, read_json
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
+from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Place, Reader
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
-from seamark.metaserver.store.port import NamespacePath
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import check_name, show
 
 if TYPE_CHECKING:
@@ -35,134 +34,89 @@ else:
 
 TABLES_MAX = 64
 _IN_THREAD_CHARACTERS = 2_000
-_VIEW = Parameter("view", "path", "Name of the view.", {"type": "string"}, True)
-_INTEGER = {"type": "integer", "minimum": 0}
-_ANSWER_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "expires-at-ms"],
-    "properties": {
-        "name": {
-            "type": ["string", "null"],
-            "description": "The name of the plan view in the view's namespace. Null when none was created: there are "
-            "too many plans, or the view's name is too long for a suffix.",
-        },
-        "expires-at-ms": {"type": ["integer", "null"], "description": "When the name stops to resolve."},
-        "plan-snapshot-id": {
-            "type": "integer",
-            "description": "With X-Seamark-Plans: the id that renews the lease or withdraws the plan view.",
-        },
-    },
-}
-_BODY_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["metadata-location", "predicate", "tables"],
-    "properties": {
-        "metadata-location": {
-            "type": "string",
-            "description": "The metadata file of the view as read. When the view has changed since, the answer is 404.",
-        },
-        "predicate": {
-            "type": "string",
-            "description": "A predicate in SQL on the view's columns: the rows that the plan view returns. The client "
-            "ensures that the view returns the same rows for it from the plan tables.",
-        },
-        "tables": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": TABLES_MAX,
-            "items": {
-                "type": "object",
-                "required": ["start", "end"],
-                "properties": {
-                    "start": {**_INTEGER, "description": "The position of the name in the view's text, in characters."},
-                    "end": {**_INTEGER, "description": "Exclusive."},
-                    "plan": {
-                        "type": "array",
-                        "items": {"type": "string"},
-                        "description": "The levels of the namespace and the name of a plan table of this table, or of "
-                        "a "
-                        "plan view of this view.",
-                    },
-                    "table": {
-                        "type": "array",
-                        "items": {"type": "string"},
-                        "description": "The levels of the namespace and the name of the table, with plan-snapshot-id.",
-                    },
-                    "plan-snapshot-id": {
-                        "type": "integer",
-                        "description": "With X-Seamark-Plans, instead of plan: the plan snapshot of the table.",
-                    },
-                    "alias": {
-                        "type": "boolean",
-                        "description": "Whether to add the name as an alias, because the text has none. Default false.",
-                    },
-                },
-            },
-        },
-        "lease-s": {
-            "type": "integer",
-            "minimum": 1,
-            "description": "The time in seconds for which the name resolves. Settings give default and limit.",
-        },
-        "reader": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": 1000,
-            "description": "Required with X-Seamark-Plans: the engine's user that the plan view is created for.",
-        },
-        "holder": {"type": "string", "maxLength": 100, "description": "The same as for plan tables."},
-    },
-}
 
 
-class _Table(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    start: int
-    end: int
-    plan: list[str] = []
-    table: list[str] = []
-    plan_snapshot_id: int | None = None
-    alias: bool = False
+class PlanViewPlace(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    start: Annotated[int, doc("The position of the name in the view's text, in characters.")]
+    end: Annotated[int, doc("Exclusive.")]
+    plan: Annotated[
+        list[str],
+        doc("The levels of the namespace and the name of a plan table of this table, or of a plan view of this view."),
+    ] = []
+    table: Annotated[
+        list[str],
+        doc("The levels of the namespace and the name of the table, with plan-snapshot-id."),
+    ] = []
+    plan_snapshot_id: Annotated[
+        int | None,
+        doc("With X-Seamark-Plans, instead of plan: the plan snapshot of the table."),
+    ] = None
+    alias: Annotated[bool, doc("Whether to add the name as an alias, because the text has none.")] = False
 
 
-class _PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    metadata_location: str
-    predicate: str
-    tables: list[_Table]
-    lease_s: int | None = None
-    reader: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None = None
-    holder: Annotated[str, msgspec.Meta(max_length=100)] = ""
+class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    metadata_location: Annotated[
+        str,
+        doc("The metadata file of the view as read. When the view has changed since, the answer is 404."),
+    ]
+    predicate: Annotated[
+        str,
+        doc(
+            "A predicate in SQL on the view's columns: the rows that the plan view returns. The client "
+            "ensures that the view returns the same rows for it from the plan tables."
+        ),
+    ]
+    tables: Annotated[list[PlanViewPlace], doc(f"1 to {TABLES_MAX}.")]
+    lease_s: Annotated[
+        int | None,
+        doc("The time in seconds for which the name resolves, from 1. Settings give default and limit."),
+    ] = None
+    reader: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None,
+        doc("Required with X-Seamark-Plans: the engine's user that the plan view is created for."),
+    ] = None
+    holder: Annotated[str, msgspec.Meta(max_length=100, description="The same as for plan tables.")] = ""
 
 
-class _PlanViewAnswer(msgspec.Struct, rename="kebab"):
-    name: str | None
-    expires_at_ms: int | None
-    plan_snapshot_id: int | msgspec.UnsetType = msgspec.UNSET
+class PlanViewAnswer(msgspec.Struct, rename="kebab"):
+    name: Annotated[
+        str | None,
+        doc(
+            "The name of the plan view in the view's namespace. Null when none was created: there are too "
+            "many plans, or the view's name is too long for a suffix."
+        ),
+    ]
+    expires_at_ms: Annotated[int | None, doc("When the name stops to resolve.")]
+    plan_snapshot_id: Annotated[
+        int | msgspec.UnsetType,
+        doc("With X-Seamark-Plans: the id that renews the lease or withdraws the plan view."),
+    ] = msgspec.UNSET
 
 
-@describe(
+@Route(
+    "POST",
+    "/api/v1/views/{namespace}/{view}/plan-views",
     "makePlanView",
     "Creates a plan view: a view over plan tables, which Trino can read by its name until its lease ends",
     tags=("metadata",),
-    parameters=(NAMESPACE, _VIEW, AUDIENCE),
-    body=_BODY_SCHEMA,
+    parameters=(AUDIENCE,),
+    body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "Its name", _ANSWER_SCHEMA),
+        ResponseSpec(200, "Its name", PlanViewAnswer),
         ResponseSpec(400, "The view's text does not name these tables at these positions, or the predicate is invalid"),
         ResponseSpec(404, "No such view, it has changed, or a plan no longer exists"),
     ),
-)
-async def make_plan_view(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "view")
-    allow(request, namespace)
-    body = await read_json(request, _PlanViewRequest)
+).takes(PlanViewRequest)
+async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewAnswer:
+    namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     if not 0 < len(body.tables) <= TABLES_MAX:
         raise BadRequest(f"tables has {len(body.tables)} entries; allowed are 1 to {TABLES_MAX}")
-    audience = audience_of(request)
+    audience = call.audience
     if (audience is None) != (body.reader is None):
         raise BadRequest(f"reader and the header {HEADER} belong together; send both or neither")
-    places = [await _place(request, table, audience) for table in body.tables]
-    catalog = request.app[CATALOG]
+    places = [await _place(call, table, audience) for table in body.tables]
+    catalog = call.app[CATALOG]
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != body.metadata_location:
         raise NoSuchView(f"View has changed since it was read: {show(namespace, name)}; load it again")
@@ -172,17 +126,15 @@ async def make_plan_view(request: web.Request) -> web.Response:
         await asyncio.to_thread(sql.parse_sql, body.predicate, schema)
     else:
         sql.parse_sql(body.predicate, schema)
-    lease_s = granted_s(body.lease_s, request.app[SETTINGS])
+    lease_s = granted_s(body.lease_s, call.app[SETTINGS])
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
-    plan = await catalog.plan_views.create(view, places, body.predicate, lease_s, request[PRINCIPAL].name, reader)
+    plan = await catalog.plan_views.create(view, places, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
-        return json_answer(_PlanViewAnswer(None, None))
-    return json_answer(
-        _PlanViewAnswer(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
-    )
+        return PlanViewAnswer(None, None)
+    return PlanViewAnswer(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
 
 
-async def _place(request: web.Request, table: _Table, audience: str | None) -> Place:
+async def _place(call: Call, table: PlanViewPlace, audience: str | None) -> Place:
     given = table.plan or table.table
     if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
@@ -191,8 +143,8 @@ async def _place(request: web.Request, table: _Table, audience: str | None) -> P
     *levels, name = (check_name(level, "plan table's name") for level in given)
     namespace = tuple(levels)
     for operation in ("loadTable", "loadView"):
-        request.app[AUTHORIZER].require(request[PRINCIPAL], operation, namespace)
-    catalog = request.app[CATALOG]
+        call.app[AUTHORIZER].require(call.principal, operation, namespace)
+    catalog = call.app[CATALOG]
     if table.plan_snapshot_id is not None:
         return await _version(catalog, table, namespace, name, audience)
     if audience is not None:
@@ -208,7 +160,9 @@ async def _place(request: web.Request, table: _Table, audience: str | None) -> P
     return Place(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
-async def _version(catalog: Catalog, table: _Table, namespace: NamespacePath, name: str, audience: str | None) -> Place:
+async def _version(
+    catalog: Catalog, table: PlanViewPlace, namespace: NamespacePath, name: str, audience: str | None
+) -> Place:
     entry = await catalog.tables.entry(namespace, name)
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
@@ -217,4 +171,4 @@ async def _version(catalog: Catalog, table: _Table, namespace: NamespacePath, na
 
 
 def add_routes(app: web.Application) -> None:
-    app.router.add_post("/api/v1/views/{namespace:[^/]+}/{view:[^/]+}/plan-views", make_plan_view)
+    add_endpoints(app, make_plan_view)

@@ -20,12 +20,11 @@ from multidict import CIMultiDict
 
 from seamark.cache.memory import MemoryCache
 from seamark.metaserver.api.formats.pieces import send
-from seamark.metaserver.api.http import bodies
-from seamark.metaserver.api.http.endpoints import add_operations
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, KEYRING, PLANNER, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.describe import BodySize
+from seamark.metaserver.api.http.dispatch import Answer, Call, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
 from seamark.metaserver.api.http.metrics import METRICS
-from seamark.metaserver.api.http.render import DELEGATION, access_config, json_answer
-from seamark.metaserver.api.http.requests import allow, path_table, read_body, read_json
+from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.http.snapshots import by_schema
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.pointers import PointerCache
@@ -40,14 +39,15 @@ from seamark.metaserver.planner.answer.partition_text import ClientDialect, dial
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
-from seamark.metaserver.store.changes import watch
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.wire import decode_json, encode_json, is_plan_name, show
 
 LONG_FILTER_BYTES = 64 << 10
 """Longer filters are parsed in a thread."""
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
+_TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
 """`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
@@ -73,7 +73,7 @@ class _PlanTableScan(msgspec.Struct, rename="kebab"):
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
     end_snapshot_id: int | None = None
-    filter: msgspec.Raw = msgspec.Raw()
+    filter: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     case_sensitive: bool | None = None
     use_snapshot_schema: bool | None = None
     stats_fields: tuple[str, ...] | None = None
@@ -100,16 +100,14 @@ POINTERS: web.AppKey[PointerCache] = web.AppKey("pointers", PointerCache)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 
-async def plan_table_scan(request: web.Request) -> web.StreamResponse:
+@Route("POST", f"{_TABLE}/plan", "planTableScan", body_size=BodySize.MEDIUM, streams=True).takes_bytes()
+async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Identity and pointer are checked for each request; only what depends on nothing else is cached."""
-    app = request.app
-    namespace, name = path_table(request)
-    allow(request, namespace)
+    app, namespace, name = call.app, call.namespace, call.name
     if is_plan_name(name):  # its lease may end at any time; most clients plan these tables by themselves
-        return (await _plan(request, await app[CATALOG].plan_tables.read(namespace, name), await read_body(request)))[0]
+        return (await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body))[0]
     entry = await app[POINTERS].entry(namespace, name)
-    body = await read_body(request)
-    given = request.headers.get
+    given = call.headers.get
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
     # file still exists is not checked for a cached answer: the client has just loaded the table.
     known = (
@@ -129,97 +127,96 @@ async def plan_table_scan(request: web.Request) -> web.StreamResponse:
     if kept is not None:
         app[METRICS].planned(kept.considered, kept.files, 0.0)
         return web.Response(body=kept.body, headers=kept.headers)
-    answer, scan = await _plan(request, await _loaded_from(request, entry), body)
+    answer, scan = await _plan(call, await _loaded_from(call, entry), body)
     if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
         sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files)
         app[ANSWERS].put(known, sent, len(sent.body) + len(body) + 1000)
     return answer
 
 
-async def _plan(request: web.Request, loaded: LoadedTable, data: bytes) -> tuple[web.StreamResponse, Scan | None]:
+async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, Scan | None]:
     """The answer, and the plan if the answer can be cached."""
-    body = await bodies.parse(request, data, _PlanTableScan)
+    body = await call.parse(data, _PlanTableScan)
     pinned = _pinned(body, loaded.metadata)
     loaded = msgspec.structs.replace(loaded, metadata=by_schema(loaded.metadata, pinned.schema_id))
     # Validates the request before anything is read, also for an empty table.
     bound_scan = await _bind(loaded.metadata, pinned)
     if bound_scan.snapshot is None:
-        return json_answer({"status": "completed", "file-scan-tasks": []}), None
-    plan_id = await _start_if_long(request, loaded, pinned, bound_scan)
+        return {"status": "completed", "file-scan-tasks": []}, None
+    plan_id = await _start_if_long(call, loaded, pinned, bound_scan)
     if plan_id is not None:
-        return json_answer({"status": "submitted", "plan-id": plan_id}), None
-    began_s = request.app[CLOCK].monotonic()
-    scan = await request.app[PLANNER].plan(bound_scan, loaded.entry)
-    request.app[METRICS].planned(scan.considered, scan.files, request.app[CLOCK].monotonic() - began_s)
-    credentials = _credentials(request, loaded)
-    answer = await _completed(request, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
+        return {"status": "submitted", "plan-id": plan_id}, None
+    began_s = call.app[CLOCK].monotonic()
+    scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
+    call.app[METRICS].planned(scan.considered, scan.files, call.app[CLOCK].monotonic() - began_s)
+    credentials = _credentials(call, loaded)
+    answer = await _completed(call, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
     return answer, None if credentials else scan  # credentials are not cached: they may have been rotated
 
 
-async def fetch_planning_result(request: web.Request) -> web.StreamResponse:
-    loaded = await _loaded(request)
-    plan_id = request.match_info["plan_id"]
-    pinned = _open_plan_id(request, plan_id, loaded)
+@Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
+async def fetch_planning_result(call: Call) -> Answer:
+    loaded = await _loaded(call)
+    plan_id = call.variables["plan_id"]
+    pinned = _open_plan_id(call, plan_id, loaded)
     metadata = _metadata_at(loaded.metadata, pinned)
     if metadata is None:
-        raise NoSuchPlanId(f"The plan's snapshot of {_table_name(request)} has expired; plan again")
-    task = request.app[PENDING].start(
-        plan_id, request[PRINCIPAL].name, _plan_task(request, loaded.entry, metadata, pinned)
-    )
+        raise NoSuchPlanId(f"The plan's snapshot of {_table_name(call)} has expired; plan again")
+    task = call.app[PENDING].start(plan_id, call.principal.name, _plan_task(call, loaded.entry, metadata, pinned))
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
-        return json_answer({"status": "submitted"})
+        return {"status": "submitted"}
     if task.cancelled():  # by another client with the same plan; the next poll starts it again
-        return json_answer({"status": "submitted"})
+        return {"status": "submitted"}
     try:
         scan = task.result()
     except BadRequest as error:  # valid when the plan was begun; a snapshot of its range has expired since
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
-    request.app[METRICS].planned(scan.considered, scan.files, 0.0)
-    return await _completed(request, loaded, pinned, scan, 0, _credentials(request, loaded))
+    call.app[METRICS].planned(scan.considered, scan.files, 0.0)
+    return await _completed(call, loaded, pinned, scan, 0, _credentials(call, loaded))
 
 
-async def cancel_planning(request: web.Request) -> web.Response:
-    loaded = await _loaded(request)
-    plan_id = request.match_info["plan_id"]
-    _open_plan_id(request, plan_id, loaded)
-    request.app[PENDING].cancel(plan_id)
-    return web.Response(status=204)
+@Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
+async def cancel_planning(call: Call) -> None:
+    loaded = await _loaded(call)
+    plan_id = call.variables["plan_id"]
+    _open_plan_id(call, plan_id, loaded)
+    call.app[PENDING].cancel(plan_id)
 
 
-async def fetch_scan_tasks(request: web.Request) -> web.StreamResponse:
-    loaded = await _loaded(request)
-    body = await read_json(request, _FetchScanTasks)
-    task = request.app[TOKENS].open_plan_task(body.plan_task, _uuid(loaded))
+@Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
+async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
+    loaded = await _loaded(call)
+    task = call.app[TOKENS].open_plan_task(body.plan_task, _uuid(loaded))
     if task is None:
-        raise NoSuchPlanTask(f"The plan task was not issued for {_table_name(request)}; plan again")
+        raise NoSuchPlanTask(f"The plan task was not issued for {_table_name(call)}; plan again")
     metadata = _metadata_at(loaded.metadata, task.request)
     if metadata is None:
-        raise NoSuchPlanTask(f"The plan task's snapshot of {_table_name(request)} has expired; plan again")
+        raise NoSuchPlanTask(f"The plan task's snapshot of {_table_name(call)} has expired; plan again")
     try:
-        scan = await request.app[PLANNER].plan(await _bind(metadata, task.request), loaded.entry)
+        scan = await call.app[PLANNER].plan(await _bind(metadata, task.request), loaded.entry)
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
-    rows, answer = scan.rows[first:end], _answer(request, task.request, scan)
+    rows, answer = scan.rows[first:end], _answer(call, task.request, scan)
     head = b"{"
-    tasks = _plan_tasks(request, loaded, answer, rows, task, inline_limit=len(rows))
+    tasks = _plan_tasks(call, loaded, answer, rows, task, inline_limit=len(rows))
     if tasks:
         head += b'"plan-tasks":' + encode_json(tasks) + b","
         rows = rows[:0]
-    return await send(request, _body(head, answer, rows, b"}"))
+    return await send(call.request, _body(head, answer, rows, b"}"))
 
 
-async def _loaded(request: web.Request) -> LoadedTable:
-    namespace, name = path_table(request)
-    allow(request, namespace)
-    catalog = request.app[CATALOG]
-    return await (catalog.plan_tables.read if is_plan_name(name) else catalog.tables.load)(namespace, name)
+async def _loaded(call: Call) -> LoadedTable:
+    catalog = call.app[CATALOG]
+    return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
+        call.namespace, call.name
+    )
 
 
-async def _loaded_from(request: web.Request, entry: Entry) -> LoadedTable:
+async def _loaded_from(call: Call, entry: Entry) -> LoadedTable:
     """The table at its current pointer. NotFound when the metadata file is missing."""
-    documents, location = request.app[CATALOG].documents, entry.metadata_location
+    documents, location = call.app[CATALOG].documents, entry.metadata_location
     await documents.ensure_exists(location)
     return LoadedTable(entry=entry, metadata=await documents.table(location))
 
@@ -229,8 +226,8 @@ def _uuid(loaded: LoadedTable) -> str:
     return loaded.entry.uuid
 
 
-def _table_name(request: web.Request) -> str:
-    return show(*path_table(request))
+def _table_name(call: Call) -> str:
+    return show(call.namespace, call.name)
 
 
 def _pinned(body: _PlanTableScan, metadata: TableMetadata) -> PinnedRequest:
@@ -288,10 +285,10 @@ async def _bind(metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
 
 
 def _plan_task(
-    request: web.Request, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
+    call: Call, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
 ) -> Callable[[], Awaitable[Scan]]:
     """Computes the plan in a task that outlives the request."""
-    planner = request.app[PLANNER]
+    planner = call.app[PLANNER]
 
     async def make() -> Scan:
         return await planner.plan(await _bind(metadata, pinned), entry)
@@ -310,49 +307,47 @@ def _scan_request(pinned: PinnedRequest) -> ScanRequest:
     )
 
 
-def _open_plan_id(request: web.Request, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
-    pinned = request.app[TOKENS].open_plan_id(plan_id, _uuid(loaded))
+def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
+    pinned = call.app[TOKENS].open_plan_id(plan_id, _uuid(loaded))
     if pinned is None:
-        raise NoSuchPlanId(f"The plan id was not issued for {_table_name(request)}; plan again")
+        raise NoSuchPlanId(f"The plan id was not issued for {_table_name(call)}; plan again")
     return pinned
 
 
-async def _start_if_long(
-    request: web.Request, loaded: LoadedTable, pinned: PinnedRequest, bound_scan: BoundScan
-) -> str | None:
+async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest, bound_scan: BoundScan) -> str | None:
     """Starts a long plan and returns its id; None when the plan should be answered synchronously."""
-    pending = request.app[PENDING]
-    if not _dialect(request).polls or pending.is_full(request[PRINCIPAL].name):
+    pending = call.app[PENDING]
+    if not _dialect(call).polls or pending.is_full(call.principal.name):
         return None
-    unread = await request.app[PLANNER].unread(bound_scan)
-    if unread <= request.app[SETTINGS].plan_async_files:
+    unread = await call.app[PLANNER].unread(bound_scan)
+    if unread <= call.app[SETTINGS].plan_async_files:
         return None
-    plan_id = request.app[TOKENS].plan_id(pack(pinned), _uuid(loaded))
+    plan_id = call.app[TOKENS].plan_id(pack(pinned), _uuid(loaded))
     if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
         return None
-    pending.start(plan_id, request[PRINCIPAL].name, _plan_task(request, loaded.entry, loaded.metadata, pinned))
+    pending.start(plan_id, call.principal.name, _plan_task(call, loaded.entry, loaded.metadata, pinned))
     return plan_id
 
 
-def _answer(request: web.Request, pinned: PinnedRequest, scan: Scan) -> ScanTaskWriter:
+def _answer(call: Call, pinned: PinnedRequest, scan: Scan) -> ScanTaskWriter:
     form = TaskForm(
         residuals=pinned.residuals,
-        residual_bytes=request.app[SETTINGS].plan_residual_bytes,
-        exact_residuals=_wants_exact_residuals(request),
+        residual_bytes=call.app[SETTINGS].plan_residual_bytes,
+        exact_residuals=_wants_exact_residuals(call),
         sequence_numbers=pinned.sequence_numbers,
     )
-    return ScanTaskWriter(scan, stats=_columns(scan.metadata, pinned), dialect=_dialect(request), form=form)
+    return ScanTaskWriter(scan, stats=_columns(scan.metadata, pinned), dialect=_dialect(call), form=form)
 
 
-def _dialect(request: web.Request) -> ClientDialect:
-    return dialect_of(request.headers.get("User-Agent", ""), request.headers.get(_CLIENT_VERSION, ""))
+def _dialect(call: Call) -> ClientDialect:
+    return dialect_of(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-def _wants_exact_residuals(request: web.Request) -> bool:
+def _wants_exact_residuals(call: Call) -> bool:
     """BadRequest for another value of the header."""
-    given = request.headers.get(RESIDUALS)
+    given = call.headers.get(RESIDUALS)
     if given is None:
-        return _dialect(request).filters_by_residual
+        return _dialect(call).filters_by_residual
     if given.lower() not in ("short", "exact"):
         raise BadRequest(f"The header {RESIDUALS} is {given[:100]!r}; it must be 'short' or 'exact'")
     return given.lower() == "exact"
@@ -377,34 +372,34 @@ def _columns(metadata: TableMetadata, pinned: PinnedRequest) -> list[int]:
     return [ids[name] for name in requested]
 
 
-def _credentials(request: web.Request, loaded: LoadedTable) -> bytes:
+def _credentials(call: Call, loaded: LoadedTable) -> bytes:
     """JSON of the `storage-credentials`; empty for none."""
     entry = loaded.entry
     assert entry is not None
-    _, credentials = access_config(request, loaded.metadata.location, entry.namespace, entry.name)
+    _, credentials = access_config(call, loaded.metadata.location, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 
 async def _completed(
-    request: web.Request, loaded: LoadedTable, pinned: PinnedRequest, scan: Scan, min_rows: int, credentials: bytes
+    call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: Scan, min_rows: int, credentials: bytes
 ) -> web.StreamResponse:
     """The complete answer of a plan, or the plan tasks that cover it."""
-    settings = request.app[SETTINGS]
-    answer = _answer(request, pinned, scan)
+    settings = call.app[SETTINGS]
+    answer = _answer(call, pinned, scan)
     rows = _enough(scan, min_rows, settings.plan_inline_limit) if min_rows > 0 else scan.rows
     head, tail = b'{"status":"completed",', b"}"
     if credentials:
         tail = b',"storage-credentials":' + credentials + tail
     whole = PlanTask(pinned, 0, ROWS_MAX)
-    tasks = _plan_tasks(request, loaded, answer, rows, whole, inline_limit=settings.plan_inline_limit)
+    tasks = _plan_tasks(call, loaded, answer, rows, whole, inline_limit=settings.plan_inline_limit)
     if tasks:
         head += b'"plan-tasks":' + encode_json(tasks) + b","
         rows = rows[:0]
-    return await send(request, _body(head, answer, rows, tail))
+    return await send(call.request, _body(head, answer, rows, tail))
 
 
 def _plan_tasks(
-    request: web.Request,
+    call: Call,
     loaded: LoadedTable,
     answer: ScanTaskWriter,
     rows: Longs,
@@ -421,7 +416,7 @@ def _plan_tasks(
     if len(rows) <= min(inline_limit, fit):
         return []
     packed = pack(whole.request)
-    size = min(request.app[SETTINGS].plan_page_size, fit)
+    size = min(call.app[SETTINGS].plan_page_size, fit)
     pages = page_count(len(rows), len(packed), inline_limit=min(inline_limit, fit), page_size=size)
     if not pages and len(rows) > fit:
         raise BadRequest(
@@ -436,7 +431,7 @@ def _plan_tasks(
     size = -(-len(rows) // pages)
     starts = [whole.first_row, *rows[size::size].tolist()]
     return [
-        request.app[TOKENS].plan_task(packed, start, end, _uuid(loaded))
+        call.app[TOKENS].plan_task(packed, start, end, _uuid(loaded))
         for start, end in zip(starts, [*starts[1:], whole.end_row], strict=True)
     ]
 
@@ -481,7 +476,4 @@ def add_routes(app: web.Application) -> None:
     app[ANSWERS] = MemoryCache(app[SETTINGS].plan_answers_bytes)
     app.cleanup_ctx.append(_opened)
     app.on_cleanup.append(app[PENDING].close)
-    table = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
-    add_operations(app, f"{table}/plan", {"POST": plan_table_scan})
-    add_operations(app, f"{table}/plan/{{plan-id}}", {"GET": fetch_planning_result, "DELETE": cancel_planning})
-    add_operations(app, f"{table}/tasks", {"POST": fetch_scan_tasks})
+    add_endpoints(app, plan_table_scan, fetch_planning_result, cancel_planning, fetch_scan_tasks)

@@ -7,8 +7,8 @@ queries the database, but only for a number that changes with each commit (`stor
 from __future__ import annotations
 
 from seamark.metaserver.catalog.tables import Tables
-from seamark.metaserver.store.changes import Changes
-from seamark.metaserver.store.port import Entry, NamespacePath
+from seamark.metaserver.store.model import Entry, NamespacePath
+from seamark.metaserver.store.sql.changes import Changes
 
 ENTRIES_LIMIT = 10_000
 

@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
-from seamark.metaserver.api.http.endpoints import add_operations, served_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
-from seamark.metaserver.api.http.render import PLANNING_MODE, json_answer
+from seamark.metaserver.api.http.render import PLANNING_MODE
 from seamark.metaserver.errors import BadRequest, NoSuchWarehouse
 from seamark.metaserver.objects.locations import parse_location
 
 
-async def get_config(request: web.Request) -> web.Response:
-    _check_warehouse(request)
-    settings = request.app[SETTINGS]
-    return json_answer(
-        {
-            "defaults": _defaults(request),
-            "overrides": {"prefix": settings.prefix} if settings.prefix else {},
-            "endpoints": served_endpoints(request.app),
-            # Its presence announces to clients that idempotency keys are supported (ISO 8601 duration).
-            "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
-        }
-    )
+@Route("GET", "/v1/config", "getConfig", check=Check.LOGIN)
+async def get_config(call: Call) -> dict[str, Any]:
+    _check_warehouse(call)
+    settings = call.app[SETTINGS]
+    return {
+        "defaults": _defaults(call),
+        "overrides": {"prefix": settings.prefix} if settings.prefix else {},
+        "endpoints": served_endpoints(call.app),
+        # Its presence announces to clients that idempotency keys are supported (ISO 8601 duration).
+        "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
+    }
 
 
-def _defaults(request: web.Request) -> dict[str, str]:
+def _defaults(call: Call) -> dict[str, str]:
     """PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`.
 
     It therefore has the server plan all tables or none. All is correct for PyIceberg, which plans only what it reads
     through the server and changes itself. Other clients would let this override the mode of a table.
     """
-    is_pyiceberg = request.headers.get("User-Agent", "").startswith("PyIceberg/")
-    if is_pyiceberg and request.app[SETTINGS].scan_planning_mode != "client":
+    is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
+    if is_pyiceberg and call.app[SETTINGS].scan_planning_mode != "client":
         return {PLANNING_MODE: "server"}
     return {}
 
 
-def _check_warehouse(request: web.Request) -> None:
+def _check_warehouse(call: Call) -> None:
     """NoSuchWarehouse when the client requests a URI, or a name as prefix, that this server does not have.
 
     A server without a prefix has one warehouse without a name and accepts any name, because Iceberg's compliance kit
     and many configurations set one. A URI states where the client expects its files and must match.
     """
-    warehouse = request.query.get("warehouse", "")
-    ours, prefix = request.app[CATALOG].warehouse.uri, request.app[SETTINGS].prefix
+    warehouse = call.query.get("warehouse", "")
+    ours, prefix = call.app[CATALOG].warehouse.uri, call.app[SETTINGS].prefix
     if not warehouse or warehouse == prefix:
         return
     if ":" not in warehouse and not prefix:
@@ -59,4 +61,4 @@ def _check_warehouse(request: web.Request) -> None:
 
 
 def add_routes(app: web.Application) -> None:
-    add_operations(app, "/v1/config", {"GET": get_config})
+    add_endpoints(app, get_config)

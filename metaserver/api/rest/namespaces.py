@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, allow_somewhere, may_see, page_query, path_namespace, read_json
+from seamark.metaserver.api.http.requests import page_query
 from seamark.metaserver.catalog.values import Caller, PropertyChanges
 from seamark.metaserver.errors import NoSuchNamespace
-from seamark.metaserver.store.port import Namespace
+from seamark.metaserver.store.model import Namespace
 from seamark.metaserver.wire import check_namespace, parse_namespace, show
+
+_NAMESPACES = "/v1/{prefix}/namespaces"
+_NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
 
 
 class _CreateNamespace(msgspec.Struct):
@@ -26,82 +30,74 @@ class _UpdateProperties(msgspec.Struct):
     updates: dict[str, str] | None = None
 
 
-async def list_namespaces(request: web.Request) -> web.Response:
-    token, size = page_query(request)
-    text = request.query.get("parent", "")
+@Route("GET", _NAMESPACES, "listNamespaces", check=Check.LOGIN)
+async def list_namespaces(call: Call) -> dict[str, Any]:
+    token, size = page_query(call.query)
+    text = call.query.get("parent", "")
     parent = parse_namespace(text) if text else ()
     if parent:  # the top level is open to all; namespaces that the caller may not see are left out
-        allow(request, parent)
-    page = await request.app[CATALOG].namespaces.list(parent, token, size, lambda path: may_see(request, path))
-    shown = [namespace.path for namespace in page.items]
-    return json_answer({"namespaces": shown, "next-page-token": page.next_token})
+        call.allow(parent)
+    page = await call.app[CATALOG].namespaces.list(parent, token, size, call.sees)
+    return {"namespaces": [namespace.path for namespace in page.items], "next-page-token": page.next_token}
 
 
-async def create_namespace(request: web.Request) -> web.Response:
-    allow_somewhere(request)
-    body = await read_json(request, _CreateNamespace)
+@Route("POST", _NAMESPACES, "createNamespace", check=Check.SOMEWHERE, is_idempotent=True).takes(_CreateNamespace)
+async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     path = check_namespace(body.namespace)
-    allow(request, path)
+    call.allow(path)
 
     async def work(caller: Caller) -> Namespace:
-        return await request.app[CATALOG].namespaces.create(caller, path, body.properties or {})
+        return await call.app[CATALOG].namespaces.create(caller, path, body.properties or {})
 
-    return await once(request, work, _described)
+    async def answer(namespace: Namespace) -> web.Response:
+        return json_answer(_described(namespace))
 
-
-async def load_namespace_metadata(request: web.Request) -> web.Response:
-    path = path_namespace(request)
-    allow(request, path)
-    return await _described(await request.app[CATALOG].namespaces.get(path))
+    return await once(call, work, answer)
 
 
-async def namespace_exists(request: web.Request) -> web.Response:
-    path = path_namespace(request)
-    allow(request, path)
-    if not await request.app[CATALOG].namespaces.exists(path):
-        raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
-    return web.Response(status=204)
+@Route("GET", _NAMESPACE, "loadNamespaceMetadata")
+async def load_namespace_metadata(call: Call) -> dict[str, Any]:
+    return _described(await call.app[CATALOG].namespaces.get(call.namespace))
 
 
-async def drop_namespace(request: web.Request) -> web.Response:
-    path = path_namespace(request)
-    allow(request, path)
+@Route("HEAD", _NAMESPACE, "namespaceExists")
+async def namespace_exists(call: Call) -> None:
+    if not await call.app[CATALOG].namespaces.exists(call.namespace):
+        raise NoSuchNamespace(f"Namespace does not exist: {show(call.namespace)}")
 
+
+@Route("DELETE", _NAMESPACE, "dropNamespace", is_idempotent=True)
+async def drop_namespace(call: Call) -> web.Response:
     async def work(caller: Caller) -> None:
-        await request.app[CATALOG].namespaces.drop(caller, path)
+        await call.app[CATALOG].namespaces.drop(caller, call.namespace)
 
-    return await once(request, work, _done)
+    return await once(call, work)
 
 
-async def update_properties(request: web.Request) -> web.Response:
-    path = path_namespace(request)
-    allow(request, path)
-    body = await read_json(request, _UpdateProperties)
-
+@Route("POST", f"{_NAMESPACE}/properties", "updateProperties", is_idempotent=True).takes(_UpdateProperties)
+async def update_properties(call: Call, body: _UpdateProperties) -> web.Response:
     async def work(caller: Caller) -> PropertyChanges:
-        return await request.app[CATALOG].namespaces.update_properties(
-            caller, path, body.removals or [], body.updates or {}
+        return await call.app[CATALOG].namespaces.update_properties(
+            caller, call.namespace, body.removals or [], body.updates or {}
         )
 
     async def answer(changes: PropertyChanges) -> web.Response:
         return json_answer(changes)
 
-    return await once(request, work, answer)
+    return await once(call, work, answer)
 
 
-async def _described(namespace: Namespace) -> web.Response:
-    return json_answer({"namespace": namespace.path, "properties": namespace.properties})
-
-
-async def _done(_: None) -> web.Response:
-    return web.Response(status=204)
+def _described(namespace: Namespace) -> dict[str, Any]:
+    return {"namespace": namespace.path, "properties": namespace.properties}
 
 
 def add_routes(app: web.Application) -> None:
-    add_operations(app, "/v1/{prefix}/namespaces", {"GET": list_namespaces, "POST": create_namespace})
-    add_operations(
+    add_endpoints(
         app,
-        "/v1/{prefix}/namespaces/{namespace}",
-        {"GET": load_namespace_metadata, "HEAD": namespace_exists, "DELETE": drop_namespace},
+        list_namespaces,
+        create_namespace,
+        load_namespace_metadata,
+        namespace_exists,
+        drop_namespace,
+        update_properties,
     )
-    add_operations(app, "/v1/{prefix}/namespaces/{namespace}/properties", {"POST": update_properties})

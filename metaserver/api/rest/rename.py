@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import Caller, TableIdentifier
 from seamark.metaserver.catalog.views import Views
@@ -20,31 +19,27 @@ class _Rename(msgspec.Struct):
     destination: TableIdentifier
 
 
-async def rename_table(request: web.Request) -> web.Response:
-    return await _rename(request, request.app[CATALOG].tables)
+@Route("POST", "/v1/{prefix}/tables/rename", "renameTable", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
+async def rename_table(call: Call, body: _Rename) -> web.Response:
+    return await _rename(call, body, call.app[CATALOG].tables)
 
 
-async def rename_view(request: web.Request) -> web.Response:
-    return await _rename(request, request.app[CATALOG].views)
+@Route("POST", "/v1/{prefix}/views/rename", "renameView", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
+async def rename_view(call: Call, body: _Rename) -> web.Response:
+    return await _rename(call, body, call.app[CATALOG].views)
 
 
-async def _rename(request: web.Request, entries: Tables | Views) -> web.Response:
-    allow_somewhere(request)
-    body = await read_json(request, _Rename)
+async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Response:
     for what, end in (("source", body.source), ("destination", body.destination)):
         check_namespace(end.namespace)
         check_name(end.name, f"{what} name")
-    allow(request, body.source.namespace, body.destination.namespace)
+    call.allow(body.source.namespace, body.destination.namespace)
 
     async def work(caller: Caller) -> None:
         await entries.rename(caller, body.source, body.destination)
 
-    async def answer(_: None) -> web.Response:
-        return web.Response(status=204)
-
-    return await once(request, work, answer)
+    return await once(call, work)
 
 
 def add_routes(app: web.Application) -> None:
-    add_operations(app, "/v1/{prefix}/tables/rename", {"POST": rename_table})
-    add_operations(app, "/v1/{prefix}/views/rename", {"POST": rename_view})
+    add_endpoints(app, rename_table, rename_view)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
-from seamark.metaserver.api.http.render import json_answer
-from seamark.metaserver.api.http.requests import allow, may_write, path_name, path_namespace, read_json
 from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -20,24 +18,22 @@ else:
     signing = Deferred("seamark.metaserver.objects.signing")
 
 
-async def sign_request(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    s3_request = await read_json(request, dict[str, Any])
-    catalog = request.app[CATALOG]
-    stage = request.query.get("stage")
+@Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])
+async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
+    catalog = call.app[CATALOG]
+    stage = call.query.get("stage")
     if stage is None:
-        location = await catalog.owned_location(namespace, name)
+        location = await catalog.owned_location(call.namespace, call.name)
     else:
-        location = await catalog.staged_location(stage, namespace, name)
-    settings = request.app[SETTINGS]
+        location = await catalog.staged_location(stage, call.namespace, call.name)
+    settings = call.app[SETTINGS]
     work = partial(
         signing.sign,
         s3_request,
         table_location=location,
-        writable=may_write(request, namespace),
+        writable=call.may(call.namespace, "updateTable"),
         settings=settings,
-        now_ms=request.app[CLOCK].now_ms(),
+        now_ms=call.app[CLOCK].now_ms(),
     )
     # Credentials of AWS's provider chain may have to be fetched first, which blocks.
     signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
@@ -47,4 +43,4 @@ async def sign_request(request: web.Request) -> web.Response:
 
 
 def add_routes(app: web.Application) -> None:
-    add_operations(app, "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", {"POST": sign_request})
+    add_endpoints(app, sign_request)

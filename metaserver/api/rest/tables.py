@@ -8,15 +8,14 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.describe import BodySize
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS
-from seamark.metaserver.api.http.plan_audience import audience_of
 from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
     commit_answer,
-    json_answer,
     not_modified,
     plan_answer,
     snapshot_mode,
@@ -24,22 +23,15 @@ from seamark.metaserver.api.http.render import (
     table_etag,
     unregistered_answer,
 )
-from seamark.metaserver.api.http.requests import (
-    allow,
-    boolean_query,
-    caller,
-    page_query,
-    path_name,
-    path_namespace,
-    read_body,
-    read_json,
-)
+from seamark.metaserver.api.http.requests import boolean_query, page_query
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.errors import NoSuchTable, TooLarge
 from seamark.metaserver.objects.vending import VENDED
-from seamark.metaserver.store.port import NamespacePath
 from seamark.metaserver.wire import is_plan_name, show
+
+_NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
+_TABLE = f"{_NAMESPACE}/tables/{{table}}"
 
 
 class _CreateTable(msgspec.Struct, rename="kebab"):
@@ -65,18 +57,15 @@ class _CommitTable(msgspec.Struct):
     updates: list[dict[str, Any]]
 
 
-async def list_tables(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    page = await request.app[CATALOG].tables.list(namespace, *page_query(request))
-    identifiers = [{"namespace": namespace, "name": name} for name in page.items]
-    return json_answer({"identifiers": identifiers, "next-page-token": page.next_token})
+@Route("GET", f"{_NAMESPACE}/tables", "listTables")
+async def list_tables(call: Call) -> dict[str, Any]:
+    page = await call.app[CATALOG].tables.list(call.namespace, *page_query(call.query))
+    identifiers = [{"namespace": call.namespace, "name": name} for name in page.items]
+    return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 
-async def create_table(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    body = await read_json(request, _CreateTable)
+@Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
+async def create_table(call: Call, body: _CreateTable) -> web.Response:
     new = CreateTable(
         name=body.name,
         schema=body.schema,
@@ -85,152 +74,133 @@ async def create_table(request: web.Request) -> web.Response:
         write_order=body.write_order,
         properties=body.properties or {},
     )
-    tables = request.app[CATALOG].tables
+    tables = call.app[CATALOG].tables
 
     async def work(caller: Caller) -> LoadedTable:
-        if body.stage_create:
-            return await tables.stage(caller, namespace, new)
-        return await tables.create(caller, namespace, new)
+        return await (tables.stage if body.stage_create else tables.create)(caller, call.namespace, new)
 
     async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(request, loaded, namespace, body.name, compress=False)
+        return await table_answer(call, loaded, call.namespace, body.name, compress=False)
 
-    return await once(request, work, answer, replayed=LoadedTable)
+    return await once(call, work, answer, replayed=LoadedTable)
 
 
-async def register_table(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    body = await read_json(request, _RegisterTable)
-
+@Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
+async def register_table(call: Call, body: _RegisterTable) -> web.Response:
     async def work(caller: Caller) -> LoadedTable:
-        return await request.app[CATALOG].tables.register(
-            caller, namespace, body.name, body.metadata_location, overwrite=bool(body.overwrite)
+        return await call.app[CATALOG].tables.register(
+            caller, call.namespace, body.name, body.metadata_location, overwrite=bool(body.overwrite)
         )
 
     async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(request, loaded, namespace, body.name, compress=False)
+        return await table_answer(call, loaded, call.namespace, body.name, compress=False)
 
-    return await once(request, work, answer, replayed=LoadedTable)
+    return await once(call, work, answer, replayed=LoadedTable)
 
 
-async def load_table(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    mode = snapshot_mode(request)
+@Route("GET", _TABLE, "loadTable")
+async def load_table(call: Call) -> web.Response:
+    namespace, name, mode = call.namespace, call.name, snapshot_mode(call)
     if is_plan_name(name):
-        return await _load_plan(request, namespace, name, mode)
-    catalog = request.app[CATALOG]
+        return await _load_plan(call, mode)
+    catalog = call.app[CATALOG]
     entry = await catalog.tables.entry(namespace, name)
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
-    audience = audience_of(request)
+    audience = call.audience
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
-    unchanged = not_modified(request, table_etag(request, location, namespace, name, mode, shown))
+    unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, shown))
     if unchanged is not None:
         return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
-    return await table_answer(request, loaded, namespace, name, mode, shown=shown)
+    return await table_answer(call, loaded, namespace, name, mode, shown=shown)
 
 
-async def _load_plan(request: web.Request, namespace: NamespacePath, name: str, mode: SnapshotMode) -> web.Response:
-    catalog = request.app[CATALOG]
-    plan, _ = await catalog.plan_tables.named(namespace, name)
-    unchanged = not_modified(request, table_etag(request, plan.location, namespace, name, mode))
+async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
+    plans = call.app[CATALOG].plan_tables
+    plan, _ = await plans.named(call.namespace, call.name)
+    unchanged = not_modified(call, table_etag(call, plan.location, call.namespace, call.name, mode))
     if unchanged is not None:
         return unchanged
-    return await plan_answer(request, await catalog.plan_tables.load(namespace, name), mode)
+    return await plan_answer(call, await plans.load(call.namespace, call.name), mode)
 
 
-async def update_table(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    body = await read_json(request, _CommitTable)
+@Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
+async def update_table(call: Call, body: _CommitTable) -> web.Response:
+    commits, namespace, name = call.app[STOCK_COMMITS], call.namespace, call.name
 
     async def work(caller: Caller) -> LoadedTable:
-        return await request.app[STOCK_COMMITS].commit_table(caller, namespace, name, body.requirements, body.updates)
+        return await commits.commit_table(caller, namespace, name, body.requirements, body.updates)
 
     async def later() -> LoadedTable:
-        return await request.app[STOCK_COMMITS].after_commit(namespace, name, body.requirements)
+        return await commits.after_commit(namespace, name, body.requirements)
 
     async def answer(loaded: LoadedTable) -> web.Response:
-        return commit_answer(request, loaded, namespace, name)
+        return commit_answer(call, loaded, namespace, name)
 
-    return await once(request, work, answer, replayed=LoadedTable, later=later)
-
-
-async def drop_table(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    purge = boolean_query(request, "purgeRequested")
-
-    async def work(caller: Caller) -> None:
-        await request.app[CATALOG].tables.drop(caller, namespace, name, purge=purge)
-
-    async def answer(_: None) -> web.Response:
-        return web.Response(status=204)
-
-    return await once(request, work, answer)
+    return await once(call, work, answer, replayed=LoadedTable, later=later)
 
 
-async def table_exists(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    if is_plan_name(name):
-        await request.app[CATALOG].plan_tables.named(namespace, name)
-    elif not await request.app[CATALOG].tables.exists(namespace, name):
-        raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
-    return web.Response(status=204)
+@Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
+async def drop_table(call: Call) -> web.Response:
+    purge = boolean_query(call.query, "purgeRequested")
+    tables = call.app[CATALOG].tables
+    return await once(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
 
 
-async def unregister_table(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
+@Route("HEAD", _TABLE, "tableExists")
+async def table_exists(call: Call) -> None:
+    if is_plan_name(call.name):
+        await call.app[CATALOG].plan_tables.named(call.namespace, call.name)
+    elif not await call.app[CATALOG].tables.exists(call.namespace, call.name):
+        raise NoSuchTable(f"Table does not exist: {show(call.namespace, call.name)}")
 
+
+@Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
+async def unregister_table(call: Call) -> web.Response:
     async def work(caller: Caller) -> LoadedTable:
-        return await request.app[CATALOG].tables.unregister(caller, namespace, name)
+        return await call.app[CATALOG].tables.unregister(caller, call.namespace, call.name)
 
     async def answer(loaded: LoadedTable) -> web.Response:
-        return unregistered_answer(request, loaded)
+        return unregistered_answer(call, loaded)
 
-    return await once(request, work, answer, replayed=LoadedTable)
+    return await once(call, work, answer, replayed=LoadedTable)
 
 
-async def load_credentials(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    catalog = request.app[CATALOG]
+@Route("GET", f"{_TABLE}/credentials", "loadCredentials", is_secret=True)
+async def load_credentials(call: Call) -> dict[str, Any]:
+    name, catalog = call.name, call.app[CATALOG]
     if is_plan_name(name):  # its files belong to the table
-        name = (await catalog.plan_tables.named(namespace, name))[1].name
-    loaded = await catalog.tables.load(namespace, name)
+        name = (await catalog.plan_tables.named(call.namespace, name))[1].name
+    loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
-    _, credentials = access_config(request, loaded.metadata.location, namespace, name, VENDED)
-    response = json_answer({"storage-credentials": credentials})
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    _, credentials = access_config(call, loaded.metadata.location, call.namespace, name, VENDED)
+    return {"storage-credentials": credentials}
 
 
-async def report_metrics(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "table")
-    allow(request, namespace)
-    size = len(await read_body(request))
-    limit = request.app[SETTINGS].metrics_report_limit_bytes
-    if size > limit:  # every reader may send reports, and the database stores them
-        raise TooLarge(f"The report has {size:,} bytes; the limit is {limit:,}")
-    report = await read_json(request, dict[str, Any])
+@Route("POST", f"{_TABLE}/metrics", "reportMetrics").takes_bytes()
+async def report_metrics(call: Call, data: bytes) -> None:
+    name, limit = call.name, call.app[SETTINGS].metrics_report_limit_bytes
+    if len(data) > limit:  # every reader may send reports, and the database stores them
+        raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
+    report = await call.parse(data, dict[str, Any])
     if is_plan_name(name):
-        name = (await request.app[CATALOG].plan_tables.named(namespace, name))[1].name
-    await request.app[CATALOG].metrics.report(caller(request), namespace, name, report, size)
-    return web.Response(status=204)
+        name = (await call.app[CATALOG].plan_tables.named(call.namespace, name))[1].name
+    await call.app[CATALOG].metrics.report(call.caller, call.namespace, name, report, len(data))
 
 
 def add_routes(app: web.Application) -> None:
     app[GZIPS] = SingleFlight()
-    namespace = "/v1/{prefix}/namespaces/{namespace}"
-    table = f"{namespace}/tables/{{table}}"
-    add_operations(app, f"{namespace}/tables", {"GET": list_tables, "POST": create_table})
-    add_operations(app, table, {"GET": load_table, "POST": update_table, "DELETE": drop_table, "HEAD": table_exists})
-    add_operations(app, f"{namespace}/register", {"POST": register_table})
-    add_operations(app, f"{table}/unregister", {"POST": unregister_table})
-    add_operations(app, f"{table}/credentials", {"GET": load_credentials})
-    add_operations(app, f"{table}/metrics", {"POST": report_metrics})
+    add_endpoints(
+        app,
+        list_tables,
+        create_table,
+        load_table,
+        update_table,
+        drop_table,
+        table_exists,
+        register_table,
+        unregister_table,
+        load_credentials,
+        report_metrics,
+    )

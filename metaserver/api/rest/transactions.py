@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.describe import BodySize
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import STOCK_COMMITS
-from seamark.metaserver.api.http.requests import allow, allow_somewhere, read_json
 from seamark.metaserver.catalog.values import Caller, TableChange
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.wire import check_namespace
@@ -31,9 +31,15 @@ class _CommitTransaction(msgspec.Struct, rename="kebab"):
     table_changes: list[_Change]
 
 
-async def commit_transaction(request: web.Request) -> web.Response:
-    allow_somewhere(request)
-    body = await read_json(request, _CommitTransaction)
+@Route(
+    "POST",
+    "/v1/{prefix}/transactions/commit",
+    "commitTransaction",
+    check=Check.SOMEWHERE,
+    body_size=BodySize.MEDIUM,
+    is_idempotent=True,
+).takes(_CommitTransaction)
+async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Response:
     if not body.table_changes:  # without tables no right can be checked, so nothing may be recorded
         raise BadRequest("table-changes is empty; it needs at least one change")
     changes = [
@@ -45,16 +51,13 @@ async def commit_transaction(request: web.Request) -> web.Response:
         )
         for change in body.table_changes
     ]
-    allow(request, *dict.fromkeys(change.namespace for change in changes))
+    call.allow(*dict.fromkeys(change.namespace for change in changes))
 
     async def work(caller: Caller) -> None:
-        await request.app[STOCK_COMMITS].commit_transaction(caller, changes)
+        await call.app[STOCK_COMMITS].commit_transaction(caller, changes)
 
-    async def answer(_: None) -> web.Response:
-        return web.Response(status=204)
-
-    return await once(request, work, answer)
+    return await once(call, work)
 
 
 def add_routes(app: web.Application) -> None:
-    add_operations(app, "/v1/{prefix}/transactions/commit", {"POST": commit_transaction})
+    add_endpoints(app, commit_transaction)

@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.endpoints import add_operations
+from seamark.metaserver.api.http.describe import BodySize
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.plan_audience import audience_of
-from seamark.metaserver.api.http.render import json_answer, view_answer
-from seamark.metaserver.api.http.requests import allow, page_query, path_name, path_namespace, read_json
+from seamark.metaserver.api.http.render import view_answer
+from seamark.metaserver.api.http.requests import page_query
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
 from seamark.metaserver.errors import NoSuchView
 from seamark.metaserver.wire import is_plan_name, show
+
+_NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
+_VIEW = f"{_NAMESPACE}/views/{{view}}"
 
 
 class _CreateView(msgspec.Struct, rename="kebab"):
@@ -37,18 +40,15 @@ class _ReplaceView(msgspec.Struct):
     requirements: list[dict[str, Any]] | None = None
 
 
-async def list_views(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    page = await request.app[CATALOG].views.list(namespace, *page_query(request))
-    identifiers = [{"namespace": namespace, "name": name} for name in page.items]
-    return json_answer({"identifiers": identifiers, "next-page-token": page.next_token})
+@Route("GET", f"{_NAMESPACE}/views", "listViews")
+async def list_views(call: Call) -> dict[str, Any]:
+    page = await call.app[CATALOG].views.list(call.namespace, *page_query(call.query))
+    identifiers = [{"namespace": call.namespace, "name": name} for name in page.items]
+    return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 
-async def create_view(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    body = await read_json(request, _CreateView)
+@Route("POST", f"{_NAMESPACE}/views", "createView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateView)
+async def create_view(call: Call, body: _CreateView) -> web.Response:
     new = CreateView(
         name=body.name,
         schema=body.schema,
@@ -56,80 +56,50 @@ async def create_view(request: web.Request) -> web.Response:
         location=body.location,
         properties=body.properties or {},
     )
-
-    async def work(caller: Caller) -> LoadedView:
-        return await request.app[CATALOG].views.create(caller, namespace, new)
-
-    return await _once(request, work)
+    return await _once(call, lambda caller: call.app[CATALOG].views.create(caller, call.namespace, new))
 
 
-async def register_view(request: web.Request) -> web.Response:
-    namespace = path_namespace(request)
-    allow(request, namespace)
-    body = await read_json(request, _RegisterView)
-
-    async def work(caller: Caller) -> LoadedView:
-        return await request.app[CATALOG].views.register(caller, namespace, body.name, body.metadata_location)
-
-    return await _once(request, work)
+@Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
+async def register_view(call: Call, body: _RegisterView) -> web.Response:
+    views = call.app[CATALOG].views
+    return await _once(call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location))
 
 
-async def load_view(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "view")
-    allow(request, namespace)
-    catalog = request.app[CATALOG]
-    if is_plan_name(name):
-        return view_answer(request, await catalog.plan_views.load(namespace, name, audience_of(request)))
-    return view_answer(request, await catalog.views.load(namespace, name))
+@Route("GET", _VIEW, "loadView")
+async def load_view(call: Call) -> web.Response:
+    catalog = call.app[CATALOG]
+    if is_plan_name(call.name):
+        return view_answer(call, await catalog.plan_views.load(call.namespace, call.name, call.audience))
+    return view_answer(call, await catalog.views.load(call.namespace, call.name))
 
 
-async def replace_view(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "view")
-    allow(request, namespace)
-    body = await read_json(request, _ReplaceView)
-
-    async def work(caller: Caller) -> LoadedView:
-        return await request.app[CATALOG].views.replace(caller, namespace, name, body.requirements or [], body.updates)
-
-    return await _once(request, work)
+@Route("POST", _VIEW, "replaceView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_ReplaceView)
+async def replace_view(call: Call, body: _ReplaceView) -> web.Response:
+    views, requirements = call.app[CATALOG].views, body.requirements or []
+    return await _once(
+        call, lambda caller: views.replace(caller, call.namespace, call.name, requirements, body.updates)
+    )
 
 
-async def drop_view(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "view")
-    allow(request, namespace)
-
-    async def work(caller: Caller) -> None:
-        await request.app[CATALOG].views.drop(caller, namespace, name)
-
-    async def answer(_: None) -> web.Response:
-        return web.Response(status=204)
-
-    return await once(request, work, answer)
+@Route("DELETE", _VIEW, "dropView", is_idempotent=True)
+async def drop_view(call: Call) -> web.Response:
+    return await once(call, lambda caller: call.app[CATALOG].views.drop(caller, call.namespace, call.name))
 
 
-async def view_exists(request: web.Request) -> web.Response:
-    namespace, name = path_namespace(request), path_name(request, "view")
-    allow(request, namespace)
-    if is_plan_name(name):
-        await request.app[CATALOG].plan_views.load(namespace, name, audience_of(request))
-    elif not await request.app[CATALOG].views.exists(namespace, name):
-        raise NoSuchView(f"View does not exist: {show(namespace, name)}")
-    return web.Response(status=204)
+@Route("HEAD", _VIEW, "viewExists")
+async def view_exists(call: Call) -> None:
+    if is_plan_name(call.name):
+        await call.app[CATALOG].plan_views.load(call.namespace, call.name, call.audience)
+    elif not await call.app[CATALOG].views.exists(call.namespace, call.name):
+        raise NoSuchView(f"View does not exist: {show(call.namespace, call.name)}")
 
 
-async def _once(request: web.Request, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
+async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
     async def answer(loaded: LoadedView) -> web.Response:
-        return view_answer(request, loaded)
+        return view_answer(call, loaded)
 
-    return await once(request, work, answer, replayed=LoadedView)
+    return await once(call, work, answer, replayed=LoadedView)
 
 
 def add_routes(app: web.Application) -> None:
-    namespace = "/v1/{prefix}/namespaces/{namespace}"
-    add_operations(app, f"{namespace}/views", {"GET": list_views, "POST": create_view})
-    add_operations(
-        app,
-        f"{namespace}/views/{{view}}",
-        {"GET": load_view, "POST": replace_view, "DELETE": drop_view, "HEAD": view_exists},
-    )
-    add_operations(app, f"{namespace}/register-view", {"POST": register_view})
+    add_endpoints(app, list_views, create_view, load_view, replace_view, drop_view, view_exists, register_view)

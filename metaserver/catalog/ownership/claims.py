@@ -27,7 +27,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.iceberg.views.view import ViewMetadata
 from seamark.metaserver.objects.locations import location_key, parse_location
-from seamark.metaserver.store.port import ClaimedLocation, ClaimLocations, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import ClaimLocations
 from seamark.metaserver.wire import show
 
 _log = structlog.get_logger("seamark.claims")

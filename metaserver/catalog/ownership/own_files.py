@@ -24,7 +24,8 @@ from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMiss
 from seamark.metaserver.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.locations import location_key, parse_location
-from seamark.metaserver.store.port import AllowLocations, ClaimedLocation
+from seamark.metaserver.store.model import ClaimedLocation
+from seamark.metaserver.store.operations import AllowLocations
 
 ALLOWED_LOCATIONS = "seamark.allowed-locations"
 _SHOWN = 300

@@ -30,18 +30,14 @@ from seamark.metaserver.catalog.values import LoadedTable, TableChange
 from seamark.metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable, ShownPlan
+from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
-    Entry,
-    EntryKind,
     ForgetPlanTable,
     KeepPlanTable,
     LeasePlanSnapshots,
-    NamespacePath,
-    PlanTable,
     RenewPlanTable,
     RetirePlanTables,
-    ShownPlan,
 )
 from seamark.metaserver.wire import NAME_MAX, PLAN_MARK, PLANS_FOLDER, encode_json, is_plan_name, show
 

@@ -30,7 +30,7 @@ from seamark.metaserver.catalog.pointers import metadata_location
 from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.errors import BadRequest, NoSuchView
 from seamark.metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
-from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath, PlanTable
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER, show
 
 DIALECT = "trino"

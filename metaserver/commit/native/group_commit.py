@@ -34,15 +34,9 @@ from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, R
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.store.port import (
-    AdvanceProducer,
-    Entry,
-    IdempotencyTaken,
-    NamespacePath,
-    Operation,
-    RegisteredIndexFile,
-    ReplaceIndexFiles,
-)
+from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
+from seamark.metaserver.store.operations import AdvanceProducer, Operation, ReplaceIndexFiles
+from seamark.metaserver.store.port import IdempotencyTaken
 from seamark.metaserver.wire import encode_json
 
 _log = structlog.get_logger("seamark.commits")

@@ -29,7 +29,8 @@ from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, N
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.requirements import check_requirements
 from seamark.metaserver.iceberg.metadata.updates import apply_updates
-from seamark.metaserver.store.port import EntryKind, Instant, NamespacePath, Operation
+from seamark.metaserver.store.model import EntryKind, Instant, NamespacePath
+from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
 
 

@@ -19,7 +19,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.store.port import Entry, PointerStore
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.port import PointerStore
 
 _FILES_A_ROUND = 1000
 _TABLES_A_ROUND = 200

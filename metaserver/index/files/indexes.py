@@ -35,7 +35,7 @@ from seamark.metaserver.index.kinds.kind import OpenedBlob
 from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 
 RETRY_S = 5.0
 """Delay before an index file that could not be read is retried."""

@@ -6,7 +6,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 
 
 async def read_index_file(

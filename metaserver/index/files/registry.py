@@ -13,16 +13,9 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitUnknown
-from seamark.metaserver.store.port import (
-    Entry,
-    ForgetIndexFile,
-    IndexFileState,
-    Operation,
-    PointerStore,
-    QuarantineIndexFile,
-    RegisteredIndexFile,
-    ReplaceIndexFiles,
-)
+from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.operations import ForgetIndexFile, Operation, QuarantineIndexFile, ReplaceIndexFiles
+from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
 _BYTES_A_FILE = 1024

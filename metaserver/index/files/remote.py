@@ -23,7 +23,7 @@ from seamark.metaserver.index.kinds.questions import Flags, Question
 from seamark.metaserver.index.kinds.record import RemoteRecord
 from seamark.metaserver.index.kinds.sparse import Range
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 
 RANGES_MAX, BYTES_MAX = 128, 8 << 20
 """Maximum reads, and bytes, of one step of a query."""

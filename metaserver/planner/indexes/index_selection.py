@@ -30,7 +30,7 @@ from seamark.metaserver.planner.indexes.index_predicates import IndexProjection,
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import Entry, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
 T = TypeVar("T")
 

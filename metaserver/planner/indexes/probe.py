@@ -33,7 +33,7 @@ from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_ro
 from seamark.metaserver.planner.scan.scan import IndexUse
 from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import RegisteredIndexFile
+from seamark.metaserver.store.model import RegisteredIndexFile
 
 
 @dataclass

@@ -20,7 +20,7 @@ from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.kinds.record import Found
 from seamark.metaserver.planner.indexes.coverage import Coverage, coverages
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.store.port import Entry, RegisteredIndexFile
+from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
 
 class RemoteRows(NamedTuple):

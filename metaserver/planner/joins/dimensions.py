@@ -38,7 +38,7 @@ from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")
 

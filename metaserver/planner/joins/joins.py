@@ -26,7 +26,7 @@ from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 
 
 class Pair(NamedTuple):

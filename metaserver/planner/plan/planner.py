@@ -50,7 +50,7 @@ from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, appe
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordInd
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
 ROWS_MAX = 4_000_000

@@ -11,8 +11,8 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.api.client import SCHEMA, Answer, Api, set_properties
 from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.planner.lakes.lake import DataFile

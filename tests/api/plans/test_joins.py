@@ -12,8 +12,9 @@ import pytest
 from seamark.connector.client.client import SeamarkClient
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import CreateNamespace, Grant
+from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.indexes.test_cold import far_away
 from tests.api.plans.test_plan_tables import As

@@ -11,7 +11,7 @@ import pytest
 from seamark.metaserver.api.plans import planning
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, numbers, tens
 from tests.server.rig import running

@@ -12,7 +12,7 @@ import pytest
 
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.plans.planned import PYICEBERG, T, append, numbers, pages, tens
 from tests.server.rig import running

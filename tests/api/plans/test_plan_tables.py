@@ -13,8 +13,8 @@ import pytest
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.plans.planned import EQ_5, append, tens
 from tests.planner.lakes.entries import listed, whole

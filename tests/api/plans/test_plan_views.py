@@ -11,8 +11,8 @@ import pytest
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.server import housekeeping_round
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant
 from tests.api.client import VIEW_VERSION, Api, set_properties
 from tests.api.plans.planned import append, tens
 from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, As, Late, plans, served

@@ -22,8 +22,9 @@ from seamark.metaserver.errors import StorageError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant, RemoveGrant
+from seamark.metaserver.store.operations import RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
 from tests.api.client import Answer as Response
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, paths, tens

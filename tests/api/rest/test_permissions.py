@@ -11,8 +11,9 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import Grant, SaveGrant
+from seamark.metaserver.store.operations import SaveGrant
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, new_key, set_properties
 from tests.server.rig import running
 

@@ -18,7 +18,7 @@ from seamark.metaserver import server
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.settings_sources import load
-from seamark.metaserver.store.port import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
 _CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
 STEPS = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap", "before-reply")

@@ -30,8 +30,9 @@ from seamark.metaserver.planner.indexes.index_predicates import IndexProjection,
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import IndexFileState, PointerStore
+from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, open_planning
 from tests.planner.lakes.tables import Table, Watched, numbers_of
 

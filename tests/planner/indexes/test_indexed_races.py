@@ -18,8 +18,8 @@ from seamark.metaserver.errors import CommitConflict
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.port import IndexFileState, RegisteredIndexFile
 from tests.planner.lakes.indexing import IndexedTable, Planning, create_namespace, damage, open_planning
 from tests.planner.lakes.tables import Table, numbers_of
 

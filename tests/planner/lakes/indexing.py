@@ -39,14 +39,9 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import (
-    CreateEntry,
-    CreateNamespace,
-    Entry,
-    IndexFileState,
-    PointerStore,
-    RegisteredIndexFile,
-)
+from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
+from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, fixed_length
 from tests.planner.lakes.lake import DataFile, Lake

@@ -39,7 +39,7 @@ from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.port import Entry
+from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.kinds import LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile

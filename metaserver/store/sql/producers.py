@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from seamark.metaserver.errors import CommitConflict
-from seamark.metaserver.store import port
-from seamark.metaserver.store.by_uuid import hold_table
-from seamark.metaserver.store.rows import PRODUCER
-from seamark.metaserver.store.statement import Statement, Steps
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.rows import PRODUCER
+from seamark.metaserver.store.sql.statement import Statement, Steps
 
 
-def advance(op: port.AdvanceProducer, now_ms: int) -> Steps[None]:
+def advance(op: operations.AdvanceProducer, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     rows = yield Statement(
         f"INSERT INTO producers (uuid, producer, {PRODUCER}) VALUES ($1, $2, $3, $4, $5) "  # noqa: S608

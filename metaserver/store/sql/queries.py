@@ -5,7 +5,7 @@ Limits and order are part of the statement; the driver only decides where it run
 
 from __future__ import annotations
 
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import (
     AuditRecord,
     DroppedEntry,
     Entry,
@@ -13,7 +13,6 @@ from seamark.metaserver.store.port import (
     Grant,
     IdempotencyRecord,
     Instant,
-    InstantFilter,
     InstantState,
     MetricsReport,
     Namespace,
@@ -24,7 +23,8 @@ from seamark.metaserver.store.port import (
     ShownPlan,
     Token,
 )
-from seamark.metaserver.store.rows import (
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
     ENTRY,
@@ -51,7 +51,7 @@ from seamark.metaserver.store.rows import (
     to_token,
     unpack,
 )
-from seamark.metaserver.store.statement import Statement, Steps
+from seamark.metaserver.store.sql.statement import Statement, Steps
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 _UNFINISHED = (InstantState.REQUESTED, InstantState.INFLIGHT)

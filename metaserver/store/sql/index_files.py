@@ -8,14 +8,14 @@ the version of a table that is removed and registered again is greater than all 
 from __future__ import annotations
 
 from seamark.metaserver.errors import CommitConflict, NotFound
-from seamark.metaserver.store import port
-from seamark.metaserver.store.by_uuid import hold_table
-from seamark.metaserver.store.port import IndexFileState
-from seamark.metaserver.store.rows import INDEX_FILE, from_index_file, pack_json
-from seamark.metaserver.store.statement import Statement, Steps, batches
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.model import IndexFileState
+from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.rows import INDEX_FILE, from_index_file, pack_json
+from seamark.metaserver.store.sql.statement import Statement, Steps, batches
 
 
-def replace(op: port.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
+def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)
     there = yield from _definitions(op.uuid, [file.location for file in op.add])
@@ -39,7 +39,7 @@ def replace(op: port.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     return version
 
 
-def quarantine(op: port.QuarantineIndexFile, now_ms: int) -> Steps[int]:
+def quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
     version = yield from _raise_version(op.uuid, op.now_ms)
     rows = yield Statement(
         "UPDATE index_files SET state = 'quarantined', changed_ms = $1, reason = $2 "
@@ -51,7 +51,7 @@ def quarantine(op: port.QuarantineIndexFile, now_ms: int) -> Steps[int]:
     return version
 
 
-def forget(op: port.ForgetIndexFile, now_ms: int) -> Steps[int]:
+def forget(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
     version = yield from _raise_version(op.uuid, op.now_ms)
     yield Statement(
         "DELETE FROM index_files WHERE uuid = $1 AND location = $2 AND state <> 'live'", (op.uuid, op.location)

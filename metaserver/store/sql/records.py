@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
-from seamark.metaserver.store import port
-from seamark.metaserver.store.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
-from seamark.metaserver.store.statement import Statement, Steps, batches, placeholders
+from seamark.metaserver.store import operations, port
+from seamark.metaserver.store.sql.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
+from seamark.metaserver.store.sql.statement import Statement, Steps, batches, placeholders
 from seamark.metaserver.wire import show
 
 
-def save_idempotency(op: port.SaveIdempotency, now_ms: int) -> Steps[None]:
+def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
     record = op.record
     rows = yield Statement(
         f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({placeholders(7)}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
@@ -31,7 +31,7 @@ def save_idempotency(op: port.SaveIdempotency, now_ms: int) -> Steps[None]:
         raise port.IdempotencyTaken(record.key)
 
 
-def save_metrics_report(op: port.SaveMetricsReport, now_ms: int) -> Steps[None]:
+def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
     report = op.report
     yield Statement(
         f"INSERT INTO metrics ({METRICS}) VALUES ({placeholders(9)}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
@@ -55,7 +55,7 @@ def save_metrics_report(op: port.SaveMetricsReport, now_ms: int) -> Steps[None]:
         )
 
 
-def save_token(op: port.SaveToken, now_ms: int) -> Steps[None]:
+def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
     token = op.token
     # An expired token does not reserve its name.
     yield Statement(
@@ -70,7 +70,7 @@ def save_token(op: port.SaveToken, now_ms: int) -> Steps[None]:
         raise AlreadyExists(f"Token already exists: {token.name}")
 
 
-def revoke_token(op: port.RevokeToken, now_ms: int) -> Steps[None]:
+def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         "UPDATE tokens SET revoked_ms = $1 WHERE name = $2 AND revoked_ms IS NULL "
         "AND (expires_ms IS NULL OR expires_ms > $1) RETURNING 1",
@@ -80,14 +80,14 @@ def revoke_token(op: port.RevokeToken, now_ms: int) -> Steps[None]:
         raise NotFound(f"Token does not exist or is no longer valid: {op.name}")
 
 
-def save_grant(op: port.SaveGrant, now_ms: int) -> Steps[None]:
+def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
     yield Statement(
         "INSERT INTO grants (principal, namespace, role) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
         (op.grant.principal, pack(op.grant.namespace), op.grant.role),
     )
 
 
-def remove_grant(op: port.RemoveGrant, now_ms: int) -> Steps[None]:
+def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         "DELETE FROM grants WHERE principal = $1 AND namespace = $2 AND role = $3 RETURNING 1",
         (op.grant.principal, pack(op.grant.namespace), op.grant.role),
@@ -97,7 +97,7 @@ def remove_grant(op: port.RemoveGrant, now_ms: int) -> Steps[None]:
         raise NotFound(f"Grant does not exist: {op.grant.role} for {op.grant.principal} on {where}")
 
 
-def save_audit(op: port.SaveAudit, now_ms: int) -> Steps[None]:
+def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
     """A batch with an unknown outcome may be sent again: existing ids are not changed."""
     rows = [
         (
@@ -117,7 +117,7 @@ def save_audit(op: port.SaveAudit, now_ms: int) -> Steps[None]:
         yield Statement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
 
-def save_cursor(op: port.SaveCursor, now_ms: int) -> Steps[None]:
+def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
     if op.expected is None:
         rows = yield Statement(
             "INSERT INTO cursors (consumer, position) VALUES ($1, $2) ON CONFLICT (consumer) DO NOTHING RETURNING 1",
@@ -132,7 +132,7 @@ def save_cursor(op: port.SaveCursor, now_ms: int) -> Steps[None]:
         raise CommitConflict(f"The cursor of {op.consumer} was moved by another replica; read it again")
 
 
-def take_lease(op: port.TakeLease, now_ms: int) -> Steps[int]:
+def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     rows = yield Statement(
         "INSERT INTO leases (name, holder, until_ms, fence) VALUES ($1, $2, $3, 1) ON CONFLICT (name) DO UPDATE SET "
         "holder = excluded.holder, until_ms = excluded.until_ms, "

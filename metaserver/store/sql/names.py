@@ -18,11 +18,11 @@ from seamark.metaserver.errors import (
     NoSuchView,
     NotFound,
 )
-from seamark.metaserver.store import port
-from seamark.metaserver.store.by_uuid import forget_unnamed
-from seamark.metaserver.store.claims import check_restored
-from seamark.metaserver.store.port import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.rows import (
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.sql.by_uuid import forget_unnamed
+from seamark.metaserver.store.sql.claims import check_restored
+from seamark.metaserver.store.sql.rows import (
     DROPPED,
     ENTRY,
     from_entry,
@@ -33,7 +33,7 @@ from seamark.metaserver.store.rows import (
     to_entry,
     unpack,
 )
-from seamark.metaserver.store.statement import Row, Statement, Steps, placeholders
+from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
 from seamark.metaserver.wire import show
 
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
@@ -49,7 +49,7 @@ def _hold_namespace(path: NamespacePath) -> Steps[None]:
         raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
 
 
-def create_namespace(op: port.CreateNamespace, now_ms: int) -> Steps[None]:
+def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]:
     parent = op.path[:-1]
     if parent:
         yield from _hold_namespace(parent)
@@ -62,7 +62,7 @@ def create_namespace(op: port.CreateNamespace, now_ms: int) -> Steps[None]:
         raise AlreadyExists(f"Namespace already exists: {show(op.path)}")
 
 
-def replace_namespace_properties(op: port.ReplaceNamespaceProperties, now_ms: int) -> Steps[None]:
+def replace_namespace_properties(op: operations.ReplaceNamespaceProperties, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         "UPDATE namespaces SET properties = $1, version = version + 1 WHERE path = $2 AND version = $3 RETURNING 1",
         (pack_json(op.properties), pack(op.path), op.expected_version),
@@ -72,7 +72,7 @@ def replace_namespace_properties(op: port.ReplaceNamespaceProperties, now_ms: in
         raise CommitConflict(f"Namespace {show(op.path)} was changed by another request; read it again and retry")
 
 
-def drop_namespace(op: port.DropNamespace, now_ms: int) -> Steps[None]:
+def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
     path = pack(op.path)
     rows = yield Statement("SELECT 1 FROM namespaces WHERE path = $1", (path,), lock="UPDATE")
     if not rows:
@@ -152,11 +152,11 @@ def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row
     return rows[0]
 
 
-def create_entry(op: port.CreateEntry, now_ms: int) -> Steps[None]:
+def create_entry(op: operations.CreateEntry, now_ms: int) -> Steps[None]:
     yield from _put_entry(op.entry)
 
 
-def swap_pointer(op: port.SwapPointer, now_ms: int) -> Steps[None]:
+def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         "UPDATE entries SET previous_location = metadata_location, metadata_location = $1, version = version + 1, "
         "updated_ms = $2 WHERE namespace = $3 AND space = $4 AND name = $5 AND kind = $6 AND uuid = $7 "
@@ -181,7 +181,7 @@ def swap_pointer(op: port.SwapPointer, now_ms: int) -> Steps[None]:
     raise CommitConflict(f"{what} was changed by another commit; refresh and retry")
 
 
-def rename_entry(op: port.RenameEntry, now_ms: int) -> Steps[None]:
+def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
     def taken(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
         return AlreadyExists(
             f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
@@ -206,7 +206,7 @@ def _moved(entry: Entry, path: NamespacePath, name: str) -> Entry:
     )
 
 
-def drop_entry(op: port.DropEntry, now_ms: int) -> Steps[None]:
+def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     if op.keep is None:
         yield from forget_unnamed(entry.uuid)
@@ -226,7 +226,7 @@ def drop_entry(op: port.DropEntry, now_ms: int) -> Steps[None]:
         raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")
 
 
-def restore_entry(op: port.RestoreEntry, now_ms: int) -> Steps[None]:
+def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         f"DELETE FROM dropped WHERE id = $1 AND expires_ms > $2 RETURNING {DROPPED}",  # noqa: S608
         (op.dropped_id, now_ms),
@@ -241,7 +241,7 @@ def restore_entry(op: port.RestoreEntry, now_ms: int) -> Steps[None]:
 _NAMED = ("entries", "dropped")
 
 
-def forget_dropped(op: port.ForgetDropped, now_ms: int) -> Steps[None]:
+def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
     rows = yield Statement("DELETE FROM dropped WHERE id = $1 RETURNING uuid", (op.dropped_id,))
     if not rows:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
-from seamark.metaserver.store import port
-from seamark.metaserver.store.port import InstantState
-from seamark.metaserver.store.rows import INSTANT, from_instant, pack_json
-from seamark.metaserver.store.statement import Statement, Steps, placeholders
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.model import InstantState
+from seamark.metaserver.store.sql.rows import INSTANT, from_instant, pack_json
+from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
 
 _FINISHED = (InstantState.COMPLETED, InstantState.ROLLED_BACK)
 
 
-def record_instant(op: port.RecordInstant, now_ms: int) -> Steps[None]:
+def record_instant(op: operations.RecordInstant, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         f"INSERT INTO instants ({INSTANT}) VALUES ({placeholders(14)}, {{next_position}}) "  # noqa: S608
         "ON CONFLICT (id) DO NOTHING RETURNING 1",
@@ -24,7 +24,7 @@ def record_instant(op: port.RecordInstant, now_ms: int) -> Steps[None]:
         raise AlreadyExists(f"Instant already exists: {op.instant.id}")
 
 
-def move_instant(op: port.MoveInstant, now_ms: int) -> Steps[None]:
+def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
     assignments, params = ["position = {next_position}"], list[Any]()
 
     def assign(column: str, value: Any) -> None:

@@ -6,12 +6,12 @@ plan with other files, and files are still known after a crash.
 
 from __future__ import annotations
 
-from seamark.metaserver.store import port
-from seamark.metaserver.store.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
-from seamark.metaserver.store.statement import Statement, Steps, placeholders
+from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.sql.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
+from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
 
 
-def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:
+def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.PlanTable]:
     rows = yield Statement(
         f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({placeholders(16)}) "  # noqa: S608
         "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
@@ -22,7 +22,7 @@ def keep(op: port.KeepPlanTable, now_ms: int) -> Steps[port.PlanTable]:
     return to_plan_table(rows[0])
 
 
-def renew(op: port.RenewPlanTable, now_ms: int) -> Steps[bool]:
+def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
     rows = yield Statement(
         "UPDATE plan_tables SET expires_ms = CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END "
         "WHERE id = $2 AND name IS NOT NULL RETURNING 1",
@@ -31,7 +31,7 @@ def renew(op: port.RenewPlanTable, now_ms: int) -> Steps[bool]:
     return bool(rows)
 
 
-def lease(op: port.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
+def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
     count = 0
     for shown_id in op.shown_ids:
@@ -44,7 +44,7 @@ def lease(op: port.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     return count
 
 
-def drop(op: port.DropPlanSnapshots, now_ms: int) -> Steps[int]:
+def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
     dropped = 0
     for shown_id in op.shown_ids:
         rows = yield Statement(
@@ -56,7 +56,7 @@ def drop(op: port.DropPlanSnapshots, now_ms: int) -> Steps[int]:
     return dropped
 
 
-def retire(op: port.RetirePlanTables, now_ms: int) -> Steps[int]:
+def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
     # The condition occurs twice: under READ COMMITTED a row of the subquery may be renewed before the update.
     rows = yield Statement(
         "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
@@ -67,5 +67,5 @@ def retire(op: port.RetirePlanTables, now_ms: int) -> Steps[int]:
     return len(rows)
 
 
-def forget(op: port.ForgetPlanTable, now_ms: int) -> Steps[None]:
+def forget(op: operations.ForgetPlanTable, now_ms: int) -> Steps[None]:
     yield Statement("DELETE FROM plan_tables WHERE id = $1 AND name IS NULL", (op.id,))

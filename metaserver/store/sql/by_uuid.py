@@ -5,7 +5,7 @@ with the last name, live or dropped.
 from __future__ import annotations
 
 from seamark.metaserver.errors import NoSuchTable
-from seamark.metaserver.store.statement import Statement, Steps
+from seamark.metaserver.store.sql.statement import Statement, Steps
 
 _KEPT = ("index_files", "index_versions", "producers")
 _NAMED = ("entries", "dropped")

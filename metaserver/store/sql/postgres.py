@@ -27,10 +27,10 @@ from seamark.metaserver.errors import (
     SeamarkError,
     StorageError,
 )
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.migrations import migrate, renew_epoch
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.store.statement import APPLICATION_NAME, POSTGRES, Steps
+from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.migrations import migrate, renew_epoch
+from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES, Steps
 
 T = TypeVar("T")
 

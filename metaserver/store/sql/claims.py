@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 
 from seamark.metaserver.errors import BadRequest, CommitConflict
-from seamark.metaserver.store import port
-from seamark.metaserver.store.by_uuid import UNNAMED
-from seamark.metaserver.store.rows import pack
-from seamark.metaserver.store.statement import Row, Statement, Steps
+from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.sql.by_uuid import UNNAMED
+from seamark.metaserver.store.sql.rows import pack
+from seamark.metaserver.store.sql.statement import Row, Statement, Steps
 
 _OWN, _SHARED, _ALLOWED = range(3)
 """Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
@@ -22,7 +22,7 @@ _AFTER_SLASH = "0"
 """The character after the slash: everything below a folder sorts between `folder/` and `folder0`."""
 
 
-def claim(op: port.ClaimLocations, now_ms: int) -> Steps[None]:
+def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     rows = yield Statement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
     if op.fresh and rows:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
@@ -43,7 +43,7 @@ def claim(op: port.ClaimLocations, now_ms: int) -> Steps[None]:
         )
 
 
-def allow(op: port.AllowLocations, now_ms: int) -> Steps[None]:
+def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
     yield Statement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
     for each in op.locations:
         yield Statement(
@@ -52,13 +52,13 @@ def allow(op: port.AllowLocations, now_ms: int) -> Steps[None]:
         )
 
 
-def release(op: port.ReleaseLocations, now_ms: int) -> Steps[None]:
+def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
     yield Statement(f"DELETE FROM claims WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
 
 
-def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[port.Claim]]:
+def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
     """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
-    claims: dict[tuple[str, str], port.Claim] = {}
+    claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
         above = yield from _above(key, uuid, shared=shared)
         below = yield from _below(key, uuid, limit, shared=shared)
@@ -67,12 +67,12 @@ def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) 
     return list(claims.values())
 
 
-def of(uuid: str) -> Steps[list[port.Claim]]:
+def of(uuid: str) -> Steps[list[model.Claim]]:
     rows = yield Statement("SELECT location, uuid, shared FROM claims WHERE uuid = $1 ORDER BY location", (uuid,))
     return [_claim(row) for row in rows]
 
 
-def _check(op: port.ClaimLocations, location: port.ClaimedLocation) -> Steps[None]:
+def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
     # A shared folder may be inside a shared folder of another, but not inside a location of another.
     overlaps = yield from overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
@@ -86,7 +86,7 @@ def _check(op: port.ClaimLocations, location: port.ClaimedLocation) -> Steps[Non
         )
 
 
-def gave_up(uuid: str, namespace: port.NamespacePath, name: str) -> Steps[bool]:
+def gave_up(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
     """See the port. Writers of the namespace can restore the entry, so that its location gives them nothing new."""
     rows = yield Statement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
@@ -112,7 +112,7 @@ def check_restored(uuid: str) -> Steps[None]:
         )
 
 
-def _above(key: str, uuid: str, *, shared: bool) -> Steps[list[port.Claim]]:
+def _above(key: str, uuid: str, *, shared: bool) -> Steps[list[model.Claim]]:
     """Claims on `key` and on folders that contain it."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
@@ -124,7 +124,7 @@ def _above(key: str, uuid: str, *, shared: bool) -> Steps[list[port.Claim]]:
     return [_claim(row) for row in rows]
 
 
-def _below(key: str, uuid: str, limit: int, *, shared: bool) -> Steps[list[port.Claim]]:
+def _below(key: str, uuid: str, limit: int, *, shared: bool) -> Steps[list[model.Claim]]:
     rows = yield Statement(
         "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
         "AND shared <= $4 ORDER BY location LIMIT $5",
@@ -137,5 +137,5 @@ def _is_within(key: str, folder: str) -> bool:
     return key == folder or key.startswith(f"{folder}/")
 
 
-def _claim(row: Row) -> port.Claim:
-    return port.Claim(location=str(row[0]), uuid=str(row[1]), shared=row[2] == _SHARED, allowed=row[2] == _ALLOWED)
+def _claim(row: Row) -> model.Claim:
+    return model.Claim(location=str(row[0]), uuid=str(row[1]), shared=row[2] == _SHARED, allowed=row[2] == _ALLOWED)

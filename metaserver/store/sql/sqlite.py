@@ -31,10 +31,10 @@ from seamark.metaserver.errors import (
     SeamarkError,
     StorageError,
 )
-from seamark.metaserver.store.driven import DrivenStore
-from seamark.metaserver.store.migrations import migrate
 from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
-from seamark.metaserver.store.statement import SQLITE, Rows, Statement, Steps
+from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.migrations import migrate
+from seamark.metaserver.store.sql.statement import SQLITE, Rows, Statement, Steps
 
 T = TypeVar("T")
 

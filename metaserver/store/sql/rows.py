@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import (
     AuditRecord,
     DroppedEntry,
     Entry,
@@ -28,7 +28,7 @@ from seamark.metaserver.store.port import (
     RegisteredIndexFile,
     Token,
 )
-from seamark.metaserver.store.statement import Row
+from seamark.metaserver.store.sql.statement import Row
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 ENTRY = "kind, namespace, name, uuid, metadata_location, previous_location, version, created_ms, updated_ms"

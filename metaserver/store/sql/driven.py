@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.store import claims, instants, queries, records
-from seamark.metaserver.store.operations import transaction
-from seamark.metaserver.store.port import (
+from seamark.metaserver.store.model import (
     AuditRecord,
     Claim,
     DroppedEntry,
@@ -24,18 +22,20 @@ from seamark.metaserver.store.port import (
     Grant,
     IdempotencyRecord,
     Instant,
-    InstantFilter,
     MetricsReport,
     Namespace,
     NamespacePath,
-    Operation,
     PlanTable,
     ProducerState,
     RegisteredIndexFile,
     ShownPlan,
     Token,
 )
-from seamark.metaserver.store.statement import Steps
+from seamark.metaserver.store.operations import Operation
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.sql import claims, instants, queries, records
+from seamark.metaserver.store.sql.dispatch import transaction
+from seamark.metaserver.store.sql.statement import Steps
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ with a newer version is refused: writing to it could break what the newer code r
 from __future__ import annotations
 
 from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.store.statement import SqlDialect, Statement, Steps
+from seamark.metaserver.store.sql.statement import SqlDialect, Statement, Steps
 
 _INSTANT_COLUMNS = """
     position {text} PRIMARY KEY, id {text} NOT NULL UNIQUE, action {text} NOT NULL, state {text} NOT NULL,

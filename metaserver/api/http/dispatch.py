@@ -1,0 +1,300 @@
+"""Declares a route once, and dispatches its requests: namespace, rights, names, body, handler, encoding, in this order.
+
+A `Route` states method, path, operation, parameters, answers, limits, and where the right is checked. A handler takes a
+`Call` and the parsed body, returns a value, and does not see the HTTP request. No body is read before the caller passed
+the check of rights. What depends on the declaration alone is computed when the module is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from itertools import groupby
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from seamark.metaserver.access.authorizer import changes
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
+from seamark.metaserver.api.http.endpoints import served_paths
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
+from seamark.metaserver.api.http.paging import page_size
+from seamark.metaserver.api.http.plan_audience import audience_of
+from seamark.metaserver.api.http.requests import key_of, path_names, path_namespace
+from seamark.metaserver.catalog.values import Caller, IdempotencyKey
+from seamark.metaserver.errors import NoSuchTable
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.wire import check_changeable, decode_as, encode_json, is_plan_name, show
+
+B = TypeVar("B")
+_NOT_NAMES = ("namespace", "name", "plan_id")
+"""Variables that are not names of entries; handlers read them from `Call.variables`."""
+
+
+class Check(Enum):
+    """Where the dispatcher checks the right before it reads the body."""
+
+    CATALOG = "the whole catalog"
+    NAMESPACE = "the namespace in the path"
+    SOMEWHERE = "any namespace; the handler checks the namespaces that the body names"
+    HANDLER = "the handler checks the namespaces that the query names; such routes have no body"
+    LOGIN = "nowhere: any login may call the route; such routes have no body"
+
+
+class Call:
+    """A request, as handlers see it."""
+
+    __slots__ = ("_request", "_route", "app", "headers", "is_checked", "names", "namespace", "principal")
+
+    def __init__(self, request: web.Request, route: Route) -> None:
+        self._request = request
+        self._route = route
+        self.app = request.app
+        self.headers: CIMultiDictProxy[str] = request.headers
+        self.principal: Principal = request[PRINCIPAL]
+        self.namespace: NamespacePath = ()
+        self.names: tuple[str, ...] = ()
+        """The names of entries in the path, in order: those of the table, its index, and so on."""
+        self.is_checked = route.check is Check.LOGIN
+        """Whether the right was checked for a namespace or the catalog."""
+
+    @property
+    def name(self) -> str:
+        """The first name in the path: that of the table, view or function."""
+        return self.names[0]
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self._request.query
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables of the path as aiohttp decodes them, for those that are not names of catalog entries."""
+        return self._request.match_info
+
+    @property
+    def content_type(self) -> str:
+        return self._request.content_type
+
+    @property
+    def request_id(self) -> str:
+        return self._request[REQUEST_ID]
+
+    @property
+    def audience(self) -> str | None:
+        return audience_of(self._request)
+
+    @property
+    def caller(self) -> Caller:
+        return self.caller_with(None)
+
+    @property
+    def request(self) -> web.Request:
+        """For routes that declare that they stream."""
+        if not self._route.streams:
+            raise RuntimeError(f"{self._route.operation} does not declare that it streams")
+        return self._request
+
+    def caller_with(self, key: IdempotencyKey | None) -> Caller:
+        """The caller, as the catalog records it."""
+        principal = self.principal
+        confined_to = self.app[AUTHORIZER].confines(principal)
+        return Caller(
+            who=principal.name,
+            request_id=self.request_id,
+            idempotency=key,
+            confined_to=confined_to,
+            names_owners=confined_to is None or principal.name in self.app[SETTINGS].trusted_engines,
+        )
+
+    async def parse(self, body: bytes, shape: type[B]) -> B:
+        """A body that the handler takes as bytes; a large one in a thread."""
+        return await bodies.parse(self._request, body, shape)
+
+    async def idempotency_key(self) -> IdempotencyKey | None:
+        if not self._route.is_idempotent:
+            raise RuntimeError(f"{self._route.operation} does not declare that it is idempotent")
+        return await key_of(self._request)
+
+    def allow(self, *namespaces: NamespacePath) -> None:
+        """Forbidden unless the caller may do this operation in each of `namespaces`; the empty path is the catalog."""
+        authorizer = self.app[AUTHORIZER]
+        for namespace in namespaces:
+            authorizer.require(self.principal, self._route.operation, namespace)
+        self.is_checked = True
+
+    async def recheck(self, *namespaces: NamespacePath) -> None:
+        """Repeats the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller has
+        lost the right in one of `namespaces`."""
+        request = self._request
+        self.principal = request[PRINCIPAL] = await self.app[AUTHENTICATOR].authenticate(
+            request.headers, request.remote
+        )
+        self.allow(*namespaces)
+
+    def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
+        """Whether the caller may do `operation`, by default this one, in `namespace`."""
+        return self.app[AUTHORIZER].allows(self.principal, operation or self._route.operation, namespace)
+
+    def sees(self, namespace: NamespacePath) -> bool:
+        """Whether a listing may include this namespace."""
+        return self.app[AUTHORIZER].visible(self.principal, namespace)
+
+    def paging(self) -> tuple[str | None, int]:
+        """(token as sent, size)."""
+        query, most = self.query, self.app[SETTINGS].page_limit
+        return query.get("pageToken"), page_size(query.get("pageSize", str(most)), "pageSize", most)
+
+
+Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
+"""A JSON object, a response that is encoded already, or None for an answer without a body."""
+
+
+class Route(Description, frozen=True):
+    """The declaration of a route. As a decorator it makes an `Endpoint` of a handler without a body; `takes` and
+    `takes_bytes` make one of a handler with a body."""
+
+    check: Check = Check.NAMESPACE
+    is_secret: bool = False
+    """Whether caches may not store the answer."""
+    is_idempotent: bool = False
+    """Whether a repeat with the same Idempotency-Key gets the first answer (`idempotency.once`)."""
+    streams: bool = False
+    """Whether the handler sends its answer itself and therefore sees the request."""
+
+    def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
+        open_call, encode = self._opener(), self._encoder()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            call = open_call(request)
+            return encode(call, await work(call))
+
+        return self._endpoint(handle)
+
+    def takes(self, body: type[B]) -> Callable[[Callable[[Call, B], Awaitable[Answer]]], Endpoint]:
+        """`body`: the type of the JSON body, from which OpenAPI's schema is derived."""
+        self._check_body()
+        open_call, encode, is_optional = self._opener(), self._encoder(), self.is_body_optional
+
+        def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
+            async def handle(request: web.Request) -> web.StreamResponse:
+                call = open_call(request)
+                data = await bodies.read(request)
+                if is_optional:
+                    parsed = decode_as(data, body, "The body") if data else body()
+                else:
+                    parsed = await bodies.parse(request, data, body)
+                return encode(call, await work(call, parsed))
+
+            return msgspec.structs.replace(self, body=self.body or body)._endpoint(handle)
+
+        return make
+
+    def takes_bytes(self, body: Any = None) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
+        """For handlers that parse the body themselves. `body`: the type that OpenAPI's schema is derived from."""
+        self._check_body()
+        open_call, encode = self._opener(), self._encoder()
+
+        def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
+            async def handle(request: web.Request) -> web.StreamResponse:
+                call = open_call(request)
+                return encode(call, await work(call, await bodies.read(request)))
+
+            return msgspec.structs.replace(self, body=body)._endpoint(handle)
+
+        return make
+
+    def takes_request(self, handle: Handler) -> Endpoint:
+        """For public routes, which have no principal."""
+        if not self.public:
+            raise TypeError(f"{self.operation} is not public, so that its right has to be checked")
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await handle(request)
+
+        return self._endpoint(answer)
+
+    def _check_body(self) -> None:
+        if self.check in (Check.HANDLER, Check.LOGIN):
+            raise TypeError(f"{self.operation} has a body, so that its right has to be checked before the handler")
+
+    def _opener(self) -> Callable[[web.Request], Call]:
+        """The step before the body: namespace, right, names."""
+        check, operation, variables = self.check, self.operation, self.variables
+        names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
+        has_namespace, is_table, is_change = "namespace" in variables, "table" in names, changes(operation)
+        if check is Check.NAMESPACE and not has_namespace:
+            raise TypeError(f"{operation} has no namespace in its path; declare where its right is checked")
+
+        def open_call(request: web.Request) -> Call:
+            call = Call(request, self)
+            if has_namespace:
+                call.namespace = path_namespace(request)
+            if check is Check.NAMESPACE or check is Check.CATALOG:
+                call.allow(call.namespace)
+            elif check is Check.SOMEWHERE:
+                call.app[AUTHORIZER].require_somewhere(call.principal, operation)
+            if names:
+                call.names = given = path_names(request, names)
+                if is_table and is_plan_name(given[0]) and audience_of(request) is not None:
+                    raise NoSuchTable(f"Table does not exist: {show(call.namespace, given[0])}")
+                if is_change:
+                    for name in given:
+                        check_changeable(name)
+            return call
+
+        return open_call
+
+    def _encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
+        given = self.answers[0].status if self.answers else None
+        with_body, without, operation, is_secret = given or 200, given or 204, self.operation, self.is_secret
+
+        def encode(call: Call, answer: Answer) -> web.StreamResponse:
+            if not call.is_checked:
+                raise RuntimeError(f"The handler of {operation} did not check the caller's right")
+            if isinstance(answer, web.StreamResponse):
+                return answer
+            response = web.Response(status=without) if answer is None else json_answer(answer, with_body)
+            if is_secret:
+                response.headers["Cache-Control"] = "no-store"
+            return response
+
+        return encode
+
+    def _endpoint(self, handle: Handler) -> Endpoint:
+        attach(handle, self)
+        return Endpoint(self, handle)
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A route with the function that aiohttp calls."""
+
+    route: Route
+    handle: Handler
+
+
+def json_answer(value: object, status: int = 200) -> web.Response:
+    """A small answer."""
+    return web.Response(status=status, body=encode_json(value), content_type="application/json")
+
+
+def add_endpoints(app: web.Application, *endpoints: Endpoint) -> None:
+    """Registers the endpoints in this order; those of one path follow one another. A GET route of Seamark's API also
+    answers HEAD."""
+    for template, group in groupby(endpoints, lambda endpoint: endpoint.route.path):
+        of_path = list(group)
+        for path in served_paths(app, template):
+            # aiohttp's default pattern for a variable excludes braces, which names may contain; variables have no
+            # hyphens.
+            resource = app.router.add_resource(
+                VARIABLE.sub(lambda match: f"{{{match[1].replace('-', '_')}:[^/]+}}", path)
+            )
+            for endpoint in of_path:
+                method = endpoint.route.method
+                if method == "GET" and not path.startswith("/v1/"):
+                    resource.add_route("HEAD", endpoint.handle)
+                resource.add_route(method, endpoint.handle)

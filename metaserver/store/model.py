@@ -1,0 +1,255 @@
+"""The values that the pointer store keeps: names, instants, index files, plan tables, tokens, claims."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+NamespacePath = tuple[str, ...]
+POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
+"""A complete timeline position of SQLite or PostgreSQL: a truncated position would sort wrongly."""
+
+
+class EntryKind(StrEnum):
+    """The kinds of named entries. Tables and views share one set of names; functions have another."""
+
+    TABLE = "table"
+    VIEW = "view"
+    FUNCTION = "function"
+
+
+class InstantState(StrEnum):
+    REQUESTED = "requested"
+    INFLIGHT = "inflight"
+    COMPLETED = "completed"
+    ROLLED_BACK = "rolled_back"
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    path: NamespacePath
+    properties: dict[str, str]
+    version: int = 1
+    """Rises by one with each change of the properties; `ReplaceNamespaceProperties` compares it."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A name and its metadata file. `metadata_location` is the table pointer."""
+
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    uuid: str
+    metadata_location: str
+    previous_location: str | None = None
+    version: int = 1
+    """Rises by one with each swap."""
+    created_ms: int = 0
+    updated_ms: int = 0
+    index_version: int = 0
+    """Rises with each change of the table's registered index files. Set when names are read; 0: there is none, or the
+    entry was not read by its name."""
+
+
+class DroppedEntry(msgspec.Struct, frozen=True):
+    """A dropped table or view: restorable until `expires_ms`, then purged (with its files if `purge`)."""
+
+    id: str
+    entry: Entry
+    purge: bool
+    dropped_ms: int
+    expires_ms: int
+    who: str
+
+
+class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
+    """An event of a table, view or namespace: past or in progress."""
+
+    id: str
+    """UUIDv7, chosen by the writer before the transaction: reading it back decides the outcome after a lost reply."""
+    action: str
+    """create, commit, replace, drop, undrop, purge, rename, register, unregister, … (kebab-case)."""
+    state: InstantState
+    kind: EntryKind
+    namespace: NamespacePath
+    name: str
+    uuid: str
+    """UUID of the table or view; it does not change with renames."""
+    requested_ms: int
+    completed_ms: int | None = None
+    who: str = "anonymous"
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    fingerprint: str | None = None
+    """Hash of a request that can be applied only once, because it adds a snapshot."""
+    summary: dict[str, Any] = {}
+    position: str = ""
+    """Opaque, set by the store: the position from which a reader continues (`instants(since=…)`). Sorts in the order of
+    visibility. It changes with the state."""
+
+
+class IndexFileState(StrEnum):
+    LIVE = "live"
+    SUPERSEDED = "superseded"
+    """Replaced by others; kept until no plan reads it."""
+    QUARANTINED = "quarantined"
+    """Found damaged; kept for analysis."""
+
+
+class RegisteredIndexFile(msgspec.Struct, frozen=True):
+    """A registered index file. The file contains all of this, so that the registry can be rebuilt from storage."""
+
+    uuid: str
+    """The UUID of the table."""
+    location: str
+    definition: str
+    """The id of the definition (`seamark.metaserver.index.files.definitions`)."""
+    kind: str
+    level: int
+    files: int
+    """The number of data files that it describes."""
+    rows: int
+    size_bytes: int
+    snapshot_id: int | None
+    """The snapshot it was built for; None when unknown (for a merged file)."""
+    created_ms: int
+    state: IndexFileState = IndexFileState.LIVE
+    changed_ms: int = 0
+    reason: str | None = None
+    """The reason for the quarantine."""
+
+
+class ProducerState(msgspec.Struct, frozen=True):
+    """The last sequence of a producer in a table, and its snapshot."""
+
+    sequence: int
+    snapshot_id: int | None
+    changed_ms: int
+
+
+class PlanTable(msgspec.Struct, frozen=True):
+    """A name that reads a table as one plan selected it, and the files that were written for it."""
+
+    id: str
+    namespace: NamespacePath
+    name: str | None
+    """None after it was retired: the name is free, and the files are to be deleted."""
+    of_name: str
+    """The table's name."""
+    uuid: str
+    """The UUID of the table."""
+    location: str
+    """The location of the metadata file."""
+    files: tuple[str, ...]
+    """All files that were written for it, the metadata file last."""
+    snapshot_id: int
+    file_count: int
+    """The number of data files that the plan kept, and their bytes."""
+    size_bytes: int
+    considered_count: int
+    """The number of data files of the snapshot, and their bytes; None when not all manifests were read."""
+    considered_bytes: int | None
+    expires_ms: int
+    audience: str | None = None
+    """The value of `X-Seamark-Plans` of the plan: only requests with the same value can use it. None: the plan has a
+    name for all readers of the table."""
+    shown_id: int | None = None
+    """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
+    shown: str | None = None
+    """That snapshot as JSON."""
+
+
+class ShownPlan(msgspec.Struct, frozen=True):
+    """A plan snapshot that loadTable adds to its answer."""
+
+    shown_id: int
+    snapshot: str
+    """JSON."""
+
+
+class IdempotencyRecord(msgspec.Struct, frozen=True):
+    """The first answer to a request with an idempotency key."""
+
+    key: str
+    scope: str
+    """Principal, method and path: using a key for another request is a mistake of the client."""
+    request_hash: str
+    status: int
+    body: bytes | None = None
+    """The answer, if it is small …"""
+    metadata_location: str | None = None
+    """… or the metadata file that it is rendered from."""
+    expires_ms: int = 0
+
+
+class MetricsReport(msgspec.Struct, frozen=True):
+    id: str
+    uuid: str
+    namespace: NamespacePath
+    name: str
+    report_type: str
+    """scan-report or commit-report."""
+    snapshot_id: int | None
+    received_ms: int
+    who: str
+    report: dict[str, Any]
+
+
+class Token(msgspec.Struct, frozen=True):
+    """The public part of a bearer token.
+
+    `digest` is SHA-256 of the secret (256 random bits, so that salt or stretching is not needed)."""
+
+    id: str
+    name: str
+    """The principal."""
+    digest: str
+    created_ms: int
+    expires_ms: int | None = None
+    revoked_ms: int | None = None
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """`principal` has `role` (reader, writer, admin) on `namespace` and all below.
+
+    The empty path is the whole catalog."""
+
+    principal: str
+    role: str
+    namespace: NamespacePath = ()
+
+
+class AuditRecord(msgspec.Struct, frozen=True):
+    id: str
+    at_ms: int
+    who: str
+    action: str
+    """Operation name, e.g. commitTable."""
+    resource: str
+    outcome: str
+    """allowed, denied or failed:<kind>."""
+    status: int
+    request_id: str
+    remote: str = ""
+
+
+class ClaimedLocation(msgspec.Struct, frozen=True):
+    key: str
+    """The canonical form of the location: different keys are different locations."""
+    shared: bool = False
+    """Others may also claim it as shared: a folder for files of several tables."""
+    shown: str = ""
+    """The location as the client wrote it, and what it is, for messages."""
+    what: str = "The location"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The table, view or function `uuid` has files at `location` (a key) or below."""
+
+    location: str
+    uuid: str
+    shared: bool
+    allowed: bool = False
+    """It claims nothing there, but may name files of others."""

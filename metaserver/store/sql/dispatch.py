@@ -1,0 +1,64 @@
+"""The semantics of the port's operations: one generator each, dispatched by type. The only SQL that writes.
+
+The rule: no statement may raise a constraint error, because PostgreSQL aborts the whole transaction then. Every insert
+therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened, every update has its condition in its WHERE,
+and the meaning of a missing row is queried afterwards. Under READ COMMITTED that is free of races: PostgreSQL waits for
+a concurrent writer of the row and checks the condition again on the new row.
+
+The generators are in `names`, `instants`, `records`, `index_files`, `claims`, `producers` and `plan_tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from seamark.metaserver.store import operations
+from seamark.metaserver.store.sql import claims, index_files, instants, names, plan_tables, producers, records
+from seamark.metaserver.store.sql.statement import Steps
+
+
+def transaction(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
+    """Applies the operations in order. The first that fails raises, and the driver rolls back."""
+    results: list[Any] = []
+    for operation in operations:
+        result = yield from _APPLY[type(operation)](operation, now_ms)
+        results += (result,)
+    return results
+
+
+_APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
+    operations.CreateNamespace: names.create_namespace,
+    operations.ReplaceNamespaceProperties: names.replace_namespace_properties,
+    operations.DropNamespace: names.drop_namespace,
+    operations.CreateEntry: names.create_entry,
+    operations.SwapPointer: names.swap_pointer,
+    operations.RenameEntry: names.rename_entry,
+    operations.DropEntry: names.drop_entry,
+    operations.RestoreEntry: names.restore_entry,
+    operations.ForgetDropped: names.forget_dropped,
+    operations.RecordInstant: instants.record_instant,
+    operations.MoveInstant: instants.move_instant,
+    operations.SaveIdempotency: records.save_idempotency,
+    operations.SaveMetricsReport: records.save_metrics_report,
+    operations.SaveToken: records.save_token,
+    operations.RevokeToken: records.revoke_token,
+    operations.SaveGrant: records.save_grant,
+    operations.RemoveGrant: records.remove_grant,
+    operations.SaveAudit: records.save_audit,
+    operations.SaveCursor: records.save_cursor,
+    operations.TakeLease: records.take_lease,
+    operations.ReplaceIndexFiles: index_files.replace,
+    operations.QuarantineIndexFile: index_files.quarantine,
+    operations.ForgetIndexFile: index_files.forget,
+    operations.ClaimLocations: claims.claim,
+    operations.AllowLocations: claims.allow,
+    operations.ReleaseLocations: claims.release,
+    operations.AdvanceProducer: producers.advance,
+    operations.KeepPlanTable: plan_tables.keep,
+    operations.RenewPlanTable: plan_tables.renew,
+    operations.LeasePlanSnapshots: plan_tables.lease,
+    operations.DropPlanSnapshots: plan_tables.drop,
+    operations.RetirePlanTables: plan_tables.retire,
+    operations.ForgetPlanTable: plan_tables.forget,
+}

@@ -1,0 +1,64 @@
+"""The dispatcher refuses declarations and handlers that would skip the check of rights."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
+from seamark.metaserver.api.http.keys import AUTHORIZER, PRINCIPAL
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.store.model import Grant
+
+
+class _Body(msgspec.Struct):
+    name: str
+
+
+def _route(check: Check) -> Route:
+    return Route(method="POST", path="/x", operation="addGrant", summary="", check=check)
+
+
+def _request(*grants: Grant) -> web.Request:
+    app = web.Application()
+    app[AUTHORIZER] = Authorizer()
+    request = make_mocked_request("POST", "/x", app=app)
+    request[PRINCIPAL] = Principal("p", grants)
+    return request
+
+
+def _endpoint(check: Check, allowed: tuple[str, ...] | None) -> Endpoint:
+    @_route(check)
+    async def handler(call: Call) -> web.Response:
+        if allowed is not None:
+            call.allow(allowed)
+        return web.Response(status=204)
+
+    return handler
+
+
+def test_a_body_with_a_check_that_only_the_handler_makes_is_refused() -> None:
+    with pytest.raises(TypeError, match="addGrant has a body"):
+        _route(Check.HANDLER).takes(_Body)
+
+
+async def test_a_handler_without_a_check_gives_no_answer() -> None:
+    with pytest.raises(RuntimeError, match="addGrant did not check"):
+        await _endpoint(Check.HANDLER, None).handle(_request(Grant("p", "admin")))
+
+
+async def test_a_handler_checks_the_namespace_that_it_names() -> None:
+    endpoint, request = _endpoint(Check.HANDLER, ("a",)), _request(Grant("p", "admin", ("a",)))
+    assert (await endpoint.handle(request)).status == 204
+    with pytest.raises(Forbidden, match="addGrant"):
+        await _endpoint(Check.HANDLER, ("b",)).handle(request)
+
+
+async def test_the_right_on_the_catalog_is_checked_before_the_handler() -> None:
+    with pytest.raises(Forbidden, match="addGrant"):
+        await _endpoint(Check.CATALOG, None).handle(_request(Grant("p", "admin", ("a",))))
+    assert (await _endpoint(Check.CATALOG, None).handle(_request(Grant("p", "admin")))).status == 204
