@@ -188,7 +188,7 @@ class _Run:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._client = client
-        self._at = (table, index, str(begun["build-id"]))
+        self._build_key = (table, index, str(begun["build-id"]))
         self._workers = workers
         self._limits = limits
         self._on_progress = on_progress
@@ -218,7 +218,7 @@ class _Run:
 
     def catch_up(self) -> bool:
         """Indexes the missing files. False if all of them had been tried before."""
-        source = Source.of(self._client, self._at[0], self._json)
+        source = Source.of(self._client, self._build_key[0], self._json)
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
         groups = grouped(self._untried_files(source), self._wave_limits())
@@ -229,9 +229,9 @@ class _Run:
 
     def _untried_files(self, source: Source) -> Iterator[DataFile]:
         """The missing files that were not tried before, requested page by page."""
-        for page in self._client.build_files(*self._at):
+        for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
-                source = Source.of(self._client, self._at[0], self._json)
+                source = Source.of(self._client, self._build_key[0], self._json)
             files = [source.file(listed) for listed in page["files"]]
             ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
@@ -248,7 +248,7 @@ class _Run:
         for path, reason in written.skipped[: _SKIPPED_MAX - len(self._reasons)]:
             self._reasons[path] = reason
         if written.location is not None:
-            self._json = self._client.register_index_files(*self._at, [(written.location, written.size_bytes)])
+            self._json = self._client.register_index_files(*self._build_key, [(written.location, written.size_bytes)])
         self._on_progress(self._progress(self._json))
 
     def _wave_limits(self) -> GroupLimits:

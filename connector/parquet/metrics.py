@@ -107,7 +107,7 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
         limit = as_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
         all_columns = len(columns.keys() - _LINEAGE) <= limit
         fallback = _TRUNCATED if all_columns else _NONE
-        modes = dict.fromkeys(columns if all_columns else _first(schema, limit), _TRUNCATED)
+        modes = dict.fromkeys(columns if all_columns else _first_columns(schema, limit), _TRUNCATED)
     for field in order.fields:
         if name_of(field.transform) in _ORDER_PRESERVING:
             modes |= dict.fromkeys(field.sources, fallback if fallback.bounds else _TRUNCATED)
@@ -126,7 +126,7 @@ def _mode(text: str, fallback: Mode) -> Mode:
     return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(normalized, fallback)
 
 
-def _first(schema: Schema, limit: int) -> list[int]:
+def _first_columns(schema: Schema, limit: int) -> list[int]:
     """Ids of the first `limit` primitive columns; the columns of a struct come before those of nested types in it."""
     ids: list[int] = []
 

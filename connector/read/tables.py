@@ -97,14 +97,14 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
     loaded = client.load_table(table, history=history or by_time_or_id)
     metadata = decode_table(loaded.metadata, str(table))
-    snapshot_id, schema = _at(metadata, at)
+    snapshot_id, schema = _resolve_snapshot(metadata, at)
     without_history = msgspec.structs.replace(
         metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={}, current_snapshot_id=None, statistics=()
     )
     return OpenTable(table, without_history, schema, snapshot_id, Storage(loaded.storage), metadata.snapshots)
 
 
-def _at(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
+def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     if len(at.given()) > 1:
         raise BadRequest(f"{' and '.join(at.given())} are both given; say which snapshot in one way")
     if at.ref is not None and at.ref != MAIN:

@@ -92,10 +92,10 @@ def upsert(
     """
     check_names(keys, columns)
     checked(mode, way, precombine, columns, read_snapshot_id)
-    given = list(batches_of(rows))
+    batches = list(batches_of(rows))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
-        batch = batch_of(given, opened.schema, keys, precombine, columns)
+        batch = batch_of(batches, opened.schema, keys, precombine, columns)
         if way == EQUALITY:
             return unlocated(batch, opened, target)
         write_mode = mode_of(mode, target)
@@ -147,16 +147,16 @@ def delete(
     if way == EQUALITY and keys is None:
         raise ValueError(f"by way of {EQUALITY!r} rows go by keys, not by a predicate (where)")
     checked(mode, way, read_snapshot_id=read_snapshot_id)
-    given = None if keys is None else list(batches_of(keys))
+    batches = None if keys is None else list(batches_of(keys))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
-        if given is None:
+        if batches is None:
             scope = bound_filter(where, opened)
             difference = _deletion_of(_locate_matching(client, opened, scope))
-        elif not given:
+        elif not batches:
             return NOTHING
         else:
-            batch = keys_of_rows(given, opened.schema, key)
+            batch = keys_of_rows(batches, opened.schema, key)
             if way == EQUALITY:
                 return unlocated(batch, opened, target, deletes=True)
             check_read(client, opened, batch, read_snapshot_id, way)
