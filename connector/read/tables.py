@@ -137,7 +137,7 @@ def plan(
 ) -> Iterator[ScanTask]:
     """Yields the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
-    With `least_rows`, the plan may end when its files have this number of matching rows."""
+    `least_rows`: a hint that this number of rows is sufficient."""
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}

@@ -500,9 +500,10 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
     """Commits and returns the answer. Discards the written files if no snapshot contains them or can contain them
     later.
 
-    This is certain in two cases: the change was refused and no request for it is still open, and the reason is not that
-    a snapshot already contains one of the files; or the producer's number was committed before by another write. The
-    UUID in the snapshot's summary distinguishes that from a repeat of this change whose first answer was lost.
+    This is certain in two cases: the change was refused, no earlier request for it has an unknown outcome, and the
+    reason is not that a snapshot already contains one of the files; or the producer's number was committed before by
+    another write. The UUID in the snapshot's summary distinguishes that from a repeat of this change whose first answer
+    was lost.
     """
     mark = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}

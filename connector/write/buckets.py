@@ -299,7 +299,8 @@ def _source(field: PartitionField) -> tuple[int | None, tuple[int, ...]]:
 def _free_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
     """The name of an equal field of an earlier spec, else the name that Iceberg's engines give: `id_bucket_16`.
 
-    Never a name that a different field of any spec has: engines show the partitions of all specs in one struct."""
+    Never the name of a different field of any spec, or of a column: engines show the partitions of all specs in one
+    struct."""
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
         if other.sources == field.sources and canonical(other.transform) == transform and other.name not in kept_names:
