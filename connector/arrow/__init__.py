@@ -1,1 +1,1 @@
-"""Rows as Arrow data: cast to a table's types, filtered, partitioned and ordered."""
+"""Casts, filters, partitions and sorts Arrow data by the rules of Iceberg."""

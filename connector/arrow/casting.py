@@ -1,11 +1,11 @@
-"""Arrow data as the columns of a table: found by name, cast to the table's types, absent ones filled, or refused.
+"""Casts Arrow data to the columns of a table: by name, to the table's types, with defaults for missing columns.
 
-The rule kept: no value is changed. A cast that would cut, round or wrap one is `Unwritable` with the column's name and
-the range of its values; so is a null in a required column, and a column that the table does not have. A column that the
-data lacks is its write default, or null (Iceberg spec: "Default values").
+No value is changed. A cast that would truncate, round or wrap a value is `Unwritable`, with the column's name and the
+range of its values; a null in a required column and an unknown column are also `Unwritable`. A column that the data
+lacks has its write default, else null (Iceberg spec: "Default values").
 
-The Arrow schema of a table carries field ids at every level, as pyarrow writes them into Parquet files, and names as
-Iceberg's writers spell them there. Columns of type unknown are null, and stand in no file (spec: "Primitive Types").
+The Arrow schema of a table has field ids at every level, which pyarrow writes to Parquet files, and the column names
+that Iceberg's writers use in files. Columns of type unknown are null and not in files (spec: "Primitive Types").
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from seamark.metaserver.iceberg.types.values import decode_json
 Mask = npt.NDArray[np.bool_]
 
 UNKNOWN = "unknown"
-_WIDER = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
-"""What differs from Iceberg's usual Arrow types: the rows of a file may be more than 2 GiB of text, and a UUID is to be
-one in Parquet."""
+_FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
+"""Types in files that differ from `plain_type`: a column may exceed 2 GiB of text, and Parquet has a type for UUIDs."""
 _OFFSET_MAX = 2**31 - 1
 
 
 class Unwritable(Exception):
-    """The data cannot be written to the table as they are: says which column, and why."""
+    """The data cannot be written to the table; the message contains the column and the reason."""
 
 
 # Types
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Of the files that are written for a table. Unwritable for a type that cannot be written here."""
+    """The Arrow schema of a table's data files. Unwritable for an unsupported type."""
     return pa.schema(_arrow_fields(schema.fields, ""))
 
 
 def arrow_type(kind: Type, path: str = "") -> pa.DataType:
-    """With field ids on what is inside. Unwritable naming `path`."""
+    """The Arrow type in data files, with field ids on nested fields. Unwritable, with `path`, for an unsupported
+    type."""
     if isinstance(kind, StructType):
         return pa.struct(_arrow_fields(kind.fields, f"{path}."))
     if isinstance(kind, ListType):
@@ -59,25 +59,25 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
         return pa.map_(key, _arrow_field("value", kind.value_id, kind.value, kind.value_required, path))
     try:
         if kind != UNKNOWN:
-            return _WIDER.get(kind) or plain_type(kind)
+            return _FILE_TYPES.get(kind) or plain_type(kind)
     except ValueError:
         pass
     raise Unwritable(f"column {path} is {kind}; values of that type cannot be written here")
 
 
 def _arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
-    made: list[pa.Field] = []
+    arrow_fields: list[pa.Field] = []
     taken: set[str] = set()
     for field in fields:
         if field.type == UNKNOWN:
             continue
         name = file_name_of(field.name)
-        if name in taken:  # `a b` beside `a_x20b`: readers go by ids
+        if name in taken:  # `a b` and `a_x20b`; readers match by ids
             name = f"{name}_{field.id}"
         taken.add(name)
         kind = arrow_type(field.type, prefix + field.name)
-        made.append(pa.field(name, kind, not field.required, {FIELD_ID: str(field.id)}))
-    return made
+        arrow_fields.append(pa.field(name, kind, not field.required, {FIELD_ID: str(field.id)}))
+    return arrow_fields
 
 
 def _arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str) -> pa.Field:
@@ -86,7 +86,8 @@ def _arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str
 
 @lru_cache(maxsize=4096)
 def file_name_of(name: str) -> str:
-    """A column's name as Iceberg's writers spell it in files: letters, digits and underscores, the rest `_x20`."""
+    """A column's name in files, as in Iceberg's writers: other characters than letters, digits and `_` are
+    `_x<hex>`."""
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
     first = f"_{name[0]}" if name[:1].isdigit() else _escaped(name[:1])
@@ -101,7 +102,7 @@ def _escaped(character: str) -> str:
 
 
 def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.RecordBatch:
-    """The rows of a batch with exactly the table's columns; `arrow` is `arrow_schema(schema)`. Unwritable."""
+    """Casts a batch to exactly the table's columns. `arrow`: `arrow_schema(schema)`. Unwritable."""
     rows = batch.num_rows
     arrays = _fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
@@ -115,30 +116,30 @@ def _fields(
     within: Mask | None,
     prefix: str,
 ) -> list[pa.Array]:
-    """`within`: bool[rows], where the struct that they are in is not null."""
-    given = dict(zip(names, arrays, strict=True))
-    if len(given) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Unwritable(f"the data has several columns named {prefix}{twice}")
-    wanted = {field.name: field for field in fields}
-    if extra := [name for name in given if name not in wanted]:
-        named = ", ".join(prefix + name for name in wanted)
-        raise Unwritable(f"the table has no column {prefix}{extra[0]}; it has {named[:500]}")
-    made = []
-    for name, field in wanted.items():
-        path, array = prefix + name, given.get(name)
+    """`within`: bool[rows], where the enclosing struct is not null; None: everywhere."""
+    by_name = dict(zip(names, arrays, strict=True))
+    if len(by_name) < len(names):
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise Unwritable(f"the data has several columns named {prefix}{duplicate}")
+    columns = {field.name: field for field in fields}
+    if extra := [name for name in by_name if name not in columns]:
+        known = ", ".join(prefix + name for name in columns)
+        raise Unwritable(f"the table has no column {prefix}{extra[0]}; it has {known[:500]}")
+    cast_arrays = []
+    for name, field in columns.items():
+        path, array = prefix + name, by_name.get(name)
         if field.type == UNKNOWN:
             if array is not None and array.null_count < rows:
                 raise Unwritable(f"column {path} is unknown, whose values are all null; the data has others")
         elif array is None:
-            made.append(_absent(field, rows, path))
+            cast_arrays.append(_default_column(field, rows, path))
         else:
-            made.append(_nullable(_cast(array, field.type, within, path), not field.required, within, path))
-    return made
+            cast_arrays.append(_check_nulls(_cast(array, field.type, within, path), not field.required, within, path))
+    return cast_arrays
 
 
 def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Array:
-    array = _plain(array)
+    array = _decoded(array)
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), arrow_type(kind, path))
     if isinstance(kind, StructType):
@@ -150,14 +151,14 @@ def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Arr
     return _cast_primitive(array, kind, path)
 
 
-def _plain(array: pa.Array) -> pa.Array:
-    """Without extension type, dictionary, runs or views, as they only say how values are kept."""
+def _decoded(array: pa.Array) -> pa.Array:
+    """The array without extension type, dictionary, run-end encoding or views, which do not change its values."""
     if isinstance(array, pa.ExtensionArray):
-        return _plain(array.storage)
+        return _decoded(array.storage)
     if pa.types.is_dictionary(array.type):
-        return _plain(array.dictionary_decode())
+        return _decoded(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
-        return _plain(pc.run_end_decode(array))
+        return _decoded(pc.run_end_decode(array))
     if pa.types.is_string_view(array.type):
         return array.cast(pa.large_string())
     if pa.types.is_binary_view(array.type):
@@ -165,8 +166,9 @@ def _plain(array: pa.Array) -> pa.Array:
     return array
 
 
-def _nullable(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
-    """An array of a required column has no nulls, also not where the struct that it is in is null."""
+def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
+    """Unwritable for a null in a required column. Nulls inside null structs are permitted, and their validity
+    removed."""
     if nullable or not array.null_count:
         return array
     nulls = array.is_null().to_numpy(zero_copy_only=False)
@@ -183,7 +185,9 @@ def _without_validity(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(kind, _without_validity(array.storage))
     if pa.types.is_struct(kind):
-        return pa.StructArray.from_arrays([array.field(place) for place in range(kind.num_fields)], fields=list(kind))
+        return pa.StructArray.from_arrays(
+            [array.field(position) for position in range(kind.num_fields)], fields=list(kind)
+        )
     if pa.types.is_map(kind):
         return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=kind)
     if pa.types.is_list(kind):
@@ -199,10 +203,10 @@ def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: s
         mask = array.is_null()
         valid = ~mask.to_numpy(zero_copy_only=False)
         within = valid if within is None else within & valid
-    arrays = [array.field(place) for place in range(array.type.num_fields)]
+    arrays = [array.field(position) for position in range(array.type.num_fields)]
     names = [field.name for field in array.type]
-    made = _fields(names, arrays, kind.fields, len(array), within, f"{path}.")
-    return pa.StructArray.from_arrays(made, fields=list(arrow_type(kind, path)), mask=mask)
+    children = _fields(names, arrays, kind.fields, len(array), within, f"{path}.")
+    return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)), mask=mask)
 
 
 _LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -218,7 +222,7 @@ def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
     if not any(is_list(array.type) for is_list in _LISTS):
         raise _other_type(array, kind, path)
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    values = _inside(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
+    values = _cast_elements(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(_offsets(lengths, path), values, type=arrow_type(kind, path), mask=mask)
 
@@ -226,24 +230,24 @@ def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
 def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
     if not pa.types.is_map(array.type):
         raise _other_type(array, kind, path)
-    spots = array.offsets.to_numpy()
-    lengths = np.diff(spots)
-    keys, items = (one.slice(spots[0], spots[-1] - spots[0]) for one in (array.keys, array.items))
+    offsets = array.offsets.to_numpy()
+    lengths = np.diff(offsets)
+    keys, items = (child.slice(offsets[0], offsets[-1] - offsets[0]) for child in (array.keys, array.items))
     mask = None
     if array.null_count:
         mask = array.is_null()
         nulls = mask.to_numpy(zero_copy_only=False)
-        if lengths[nulls].any():  # Arrow lets a null have entries
-            kept = pa.array(np.repeat(~nulls, lengths))
-            keys, items = keys.filter(kept), items.filter(kept)
+        if lengths[nulls].any():  # in Arrow, a null map may have entries
+            is_kept = pa.array(np.repeat(~nulls, lengths))
+            keys, items = keys.filter(is_kept), items.filter(is_kept)
             lengths = np.where(nulls, 0, lengths)
-    keys = _inside(keys, kind.key, True, f"{path}.key")
-    items = _inside(items, kind.value, kind.value_required, f"{path}.value")
+    keys = _cast_elements(keys, kind.key, True, f"{path}.key")
+    items = _cast_elements(items, kind.value, kind.value_required, f"{path}.value")
     return pa.MapArray.from_arrays(_offsets(lengths, path), keys, items, type=arrow_type(kind, path), mask=mask)
 
 
-def _inside(array: pa.Array, kind: Type, required: bool, path: str) -> pa.Array:
-    return _nullable(_cast(array, kind, None, path), not required, None, path)
+def _cast_elements(array: pa.Array, kind: Type, required: bool, path: str) -> pa.Array:
+    return _check_nulls(_cast(array, kind, None, path), not required, None, path)
 
 
 def _offsets(lengths: npt.NDArray[Any], path: str) -> pa.Array:
@@ -276,14 +280,14 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
 
 
 def _range(array: pa.Array) -> str:
-    """Temporal values by their numbers: those out of range have no other form."""
+    """The range of values for a message; temporal values as integers, because Python cannot represent all of them."""
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     try:
-        found = pc.min_max(array)
+        min_max = pc.min_max(array)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return ""
-    least, most = (str(found[end])[:50] for end in ("min", "max"))
+    least, most = (str(min_max[bound])[:50] for bound in ("min", "max"))
     return f" from {least} to {most}"
 
 
@@ -291,18 +295,18 @@ def _other_type(array: pa.Array, kind: Type, path: str) -> Unwritable:
     return Unwritable(f"column {path} is {type_name(kind)}; the data has {array.type}, which is not cast to it")
 
 
-def _safely(array: pa.Array, target: pa.DataType) -> pa.Array:
+def _safe_cast(array: pa.Array, target: pa.DataType) -> pa.Array:
     return array.cast(target)
 
 
 def _to_float(array: pa.Array, target: pa.DataType) -> pa.Array:
     if not pa.types.is_float64(array.type) or target != pa.float32():
         return array.cast(target)
-    made = array.cast(target, safe=False)
-    exact = pc.or_(pc.equal(made.cast(array.type), array), pc.is_nan(array))
+    floats = array.cast(target, safe=False)
+    exact = pc.or_(pc.equal(floats.cast(array.type), array), pc.is_nan(array))
     if pc.all(exact).as_py() is False:
         raise ValueError("a double is no float; round to 32 bits before")
-    return made
+    return floats
 
 
 def _to_decimal(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -338,49 +342,50 @@ def _to_fixed(array: pa.Array, target: pa.DataType) -> pa.Array:
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 _Cast = tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Array, pa.DataType], pa.Array]]
-_TIMESTAMP: _Cast = ((pa.types.is_timestamp,), _safely)
+_TIMESTAMP: _Cast = ((pa.types.is_timestamp,), _safe_cast)
 _CASTS: dict[str, _Cast] = {
-    "boolean": ((pa.types.is_boolean,), _safely),
-    "int": ((pa.types.is_integer,), _safely),
-    "long": ((pa.types.is_integer,), _safely),
+    "boolean": ((pa.types.is_boolean,), _safe_cast),
+    "int": ((pa.types.is_integer,), _safe_cast),
+    "long": ((pa.types.is_integer,), _safe_cast),
     "float": ((pa.types.is_floating, pa.types.is_integer), _to_float),
     "double": ((pa.types.is_floating, pa.types.is_integer), _to_float),
     "decimal": ((pa.types.is_decimal, pa.types.is_integer), _to_decimal),
-    "date": ((pa.types.is_date,), _safely),
-    "time": ((pa.types.is_time,), _safely),
+    "date": ((pa.types.is_date,), _safe_cast),
+    "time": ((pa.types.is_time,), _safe_cast),
     "timestamp": _TIMESTAMP,
     "timestamptz": _TIMESTAMP,
     "timestamp_ns": _TIMESTAMP,
     "timestamptz_ns": _TIMESTAMP,
-    "string": (_TEXTS, _safely),
-    "binary": (_BYTES, _safely),
+    "string": (_TEXTS, _safe_cast),
+    "binary": (_BYTES, _safe_cast),
     "fixed": (_BYTES, _to_fixed),
     "uuid": ((*_BYTES, *_TEXTS), _to_uuid),
 }
-"""Of each type: what is cast to it, and how. A cast raises ArrowInvalid or ValueError where a value would change."""
+"""For each type the accepted source types and the cast, which raises ArrowInvalid or ValueError instead of changing a
+value."""
 
 
 # Absent columns
 
 
-def _absent(field: Field, rows: int, path: str) -> pa.Array:
+def _default_column(field: Field, rows: int, path: str) -> pa.Array:
     if field.write_default is not None:
-        return _constant(field.type, field.write_default, rows, path)
+        return _repeated_default(field.type, field.write_default, rows, path)
     if field.required:
         raise Unwritable(f"column {path} is required, and the data has no such column")
     return pa.nulls(rows, arrow_type(field.type, path))
 
 
-def _constant(kind: Type, default: object, rows: int, path: str) -> pa.Array:
-    """`rows` times a default, as JSON has it."""
-    if isinstance(kind, StructType) and default == {}:  # its fields have defaults of their own
-        made = _fields([], [], kind.fields, rows, None, f"{path}.")
-        return pa.StructArray.from_arrays(made, fields=list(arrow_type(kind, path)))
+def _repeated_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
+    """An array of `rows` times a JSON default value. Unwritable for an invalid default."""
+    if isinstance(kind, StructType) and default == {}:  # the fields of a struct have their own defaults
+        children = _fields([], [], kind.fields, rows, None, f"{path}.")
+        return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)))
     if not isinstance(kind, str):
         raise Unwritable(f"column {path} has a write default that is not understood here; write the column")
     try:
         value = decode_json(kind, default)
     except ValueError as error:
         raise Unwritable(f"column {path} has a write default that is none: {error}; write the column") from None
-    made = pa.repeat(arrow_array(kind, [value])[0], rows)
-    return _cast_primitive(made, kind, path)
+    repeated = pa.repeat(arrow_array(kind, [value])[0], rows)
+    return _cast_primitive(repeated, kind, path)

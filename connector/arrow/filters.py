@@ -1,9 +1,9 @@
-"""Which rows of Arrow columns a bound expression is true for.
+"""Evaluates bound expressions on Arrow columns.
 
-The meaning of null is Iceberg's, as everywhere in expressions: comparisons never match it, `not-eq`, `not-in`,
-`not-starts-with` and `not-nan` do. SQL's own "not" has a `not-null` beside it by then (`sql.py`). Numbers are compared
-as Spark and DuckDB do: 0.0 equals -0.0, NaN is above every number. Uuids are compared as unsigned bytes, which is the
-order of their text. Every answer is exact: what cannot be decided is a ValueError.
+Null has the semantics of Iceberg expressions: comparisons do not match it; `not-eq`, `not-in`, `not-starts-with` and
+`not-nan` do. For SQL's NOT, the parser adds `not-null` (`sql.py`). Numbers compare as in Spark and DuckDB: 0.0 equals
+-0.0, and NaN is larger than every number. UUIDs compare as unsigned bytes, which is the order of their text. Results
+are exact; ValueError if a predicate cannot be evaluated exactly.
 """
 
 from __future__ import annotations
@@ -33,88 +33,90 @@ _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.EQ: pc.equal,
     Op.NOT_EQ: pc.not_equal,
 }
-_ABOVE = frozenset({Op.GT, Op.GT_EQ})
+_NAN_MATCHES = frozenset({Op.GT, Op.GT_EQ})
 _NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
 _NOT_PRIMITIVE = frozenset({"struct", "list", "map", "variant"})
 
 
 def matching(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-    """bool[rows]. `columns` by id, of the Arrow types of their Iceberg types; a column inside a struct is null where
-    the struct is. ValueError for a predicate that has no exact answer here."""
+    """bool[rows]: the rows for which the expression is true.
+
+    `columns`: by id, with the Arrow types of `plain_type`; a column inside a struct is null where the struct is null.
+    ValueError for a predicate that cannot be evaluated exactly."""
     match expression:
         case Always(value):
             return np.full(rows, value)
         case And(children):
-            return np.asarray(np.logical_and.reduce([matching(one, columns, rows) for one in children]))
+            return np.asarray(np.logical_and.reduce([matching(child, columns, rows) for child in children]))
         case Or(children):
-            return np.asarray(np.logical_or.reduce([matching(one, columns, rows) for one in children]))
+            return np.asarray(np.logical_or.reduce([matching(child, columns, rows) for child in children]))
         case Bound():
-            return _holds(expression, columns[expression.column_id])
+            return _matches(expression, columns[expression.column_id])
     raise TypeError(f"not a bound expression: {expression}")
 
 
 def check_filter(expression: Expression) -> None:
-    """ValueError, naming it, for a predicate that `matching` cannot answer."""
+    """ValueError, with the column's name, for a predicate that `matching` cannot evaluate."""
     match expression:
         case And(children) | Or(children):
-            for one in children:
-                check_filter(one)
+            for child in children:
+                check_filter(child)
         case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and not (kind == "struct" and op in _NULLITY):
             raise ValueError(f"rows cannot be chosen by {op} of {name}, a {kind}, or within one")
 
 
-def _holds(predicate: Bound, column: pa.Array) -> Mask:
+def _matches(predicate: Bound, column: pa.Array) -> Mask:
     if predicate.transform != IDENTITY:
-        column = _transformed(predicate, column)
-    found: pa.Array
+        column = _transform_distinct(predicate, column)
+    matches: pa.Array
     op, values = predicate.op, predicate.values
     if op in _NULLITY:
-        found = column.is_null() if op is Op.IS_NULL else column.is_valid()
+        matches = column.is_null() if op is Op.IS_NULL else column.is_valid()
     elif op in (Op.IS_NAN, Op.NOT_NAN):
-        found = pc.is_nan(column) if op is Op.IS_NAN else pc.invert(pc.is_nan(column))
+        matches = pc.is_nan(column) if op is Op.IS_NAN else pc.invert(pc.is_nan(column))
     elif op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
-        found = pc.starts_with(column, str(values[0]))
-        found = found if op is Op.STARTS_WITH else pc.invert(found)
+        matches = pc.starts_with(column, str(values[0]))
+        matches = matches if op is Op.STARTS_WITH else pc.invert(matches)
     elif op in _COMPARED:
-        found = _COMPARED[op](column, arrow_array(_kind(predicate), values)[0])
-        if op in _ABOVE and predicate.result in FLOATS:
-            found = pc.or_(found, pc.is_nan(column))
+        matches = _COMPARED[op](column, arrow_array(_kind(predicate), values)[0])
+        if op in _NAN_MATCHES and predicate.result in FLOATS:
+            matches = pc.or_(matches, pc.is_nan(column))
     else:
-        found = _among(column, predicate)
-    mask: Mask = pc.fill_null(found, op in NULL_MATCHES).to_numpy(zero_copy_only=False)
+        matches = _is_in(column, predicate)
+    mask: Mask = pc.fill_null(matches, op in NULL_MATCHES).to_numpy(zero_copy_only=False)
     return mask
 
 
-def _among(column: pa.Array, predicate: Bound) -> pa.Array:
+def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
     values = arrow_array(_kind(predicate), predicate.values)
-    if predicate.result in FLOATS:  # `is_in` takes the two zeros for two values
+    if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0; adding 0.0 makes them equal
         zero = pa.scalar(0.0, column.type)
         column, values = pc.add(column, zero), pc.add(values, zero)
-    found = pc.if_else(column.is_valid(), pc.is_in(column, values), None)
-    return found if predicate.op is Op.IN else pc.invert(found)
+    contained = pc.if_else(column.is_valid(), pc.is_in(column, values), None)
+    return contained if predicate.op is Op.IN else pc.invert(contained)
 
 
-def _transformed(predicate: Bound, column: pa.Array) -> pa.Array:
-    """Each distinct value once."""
+def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
+    """Applies the predicate's transform, once for each distinct value."""
     apply = function(predicate.transform, predicate.kind)
-    coded = column.dictionary_encode()
-    results = [None if one is None else apply(one) for one in plain_values(coded.dictionary, predicate.kind)]
-    return arrow_array(_kind(predicate), results).take(coded.indices)
+    encoded = column.dictionary_encode()
+    results = [None if value is None else apply(value) for value in plain_values(encoded.dictionary, predicate.kind)]
+    return arrow_array(_kind(predicate), results).take(encoded.indices)
 
 
 def _kind(predicate: Bound) -> str:
-    """What truncation makes of a decimal may have more digits than its type."""
+    """The result type of the predicate; for a truncated decimal with 38 digits, because truncation can add digits."""
     kind = predicate.result
-    cut = predicate.transform != IDENTITY and base_name(kind) == "decimal"
-    return f"decimal(38, {decimal_scale(kind)})" if cut else kind
+    is_truncated_decimal = predicate.transform != IDENTITY and base_name(kind) == "decimal"
+    return f"decimal(38, {decimal_scale(kind)})" if is_truncated_decimal else kind
 
 
 def plain_values(column: pa.Array, kind: str) -> Iterable[Value | None]:
-    """The values of an array of a primitive type's Arrow type, in the form of `expressions.py`."""
+    """The values of an array as Python literals of expressions. `kind`: its primitive Iceberg type."""
     name = base_name(kind)
     if name == "decimal":
         scale = decimal_scale(kind)
-        return [None if one is None else unscaled_floor(one, scale)[0] for one in column.to_pylist()]
+        return [None if value is None else unscaled_floor(value, scale)[0] for value in column.to_pylist()]
     if name == "date":
         column = column.cast(pa.int32())
     elif name == "time" or name.startswith("timestamp"):

@@ -1,8 +1,8 @@
-"""Rows by partition: the transforms of a spec over Arrow columns, and which rows make the same tuple.
+"""Partitions rows: applies the transforms of a spec to Arrow columns, and groups rows by partition.
 
-The rule kept: a row goes where `seamark.metaserver.iceberg.types.transforms` says that its values go, which is where
-Java's writers put it. Numbers and strings are computed a column at a time; what is left, wide decimals and the buckets
-of decimals, by that very function, once for each distinct value. Values are in the form of `expressions.py`.
+The results equal those of `seamark.metaserver.iceberg.types.transforms` and of Iceberg's Java writers. Numbers and
+strings are transformed with vectorised code; wide decimals and buckets of decimals with the functions of that module,
+once for each distinct value. Values have the form of literals in expressions.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from seamark.metaserver.index.keys.keys import Keys, has_codes, mask_of
 Longs = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
 Partition = tuple[Any, ...]
-"""One value for each field of the spec; None for null."""
+"""A value for each field of the spec; None for null."""
 
 _BIAS = np.uint64(1 << 63)
 _LONG_VALUE_BYTES = 4096
-"""Strings beyond are hashed one by one: a column's hashing takes a turn for every four bytes of its longest."""
+"""Longer strings are hashed one by one: vectorised hashing needs a step for each four bytes of the longest string."""
 _CODES_MAX = 2**62
 _NARROW = 2**15
-"""Numbers of 16 bits are sorted by their digits, which takes a tenth of the time."""
+"""numpy sorts 16-bit integers by radix, which takes a tenth of the time."""
 _EXACTLY = Context(prec=100)
 
 
 class Values(NamedTuple):
-    """A column by its distinct values: row r has `values[codes[r]]`. int64[rows]; one of the values may be None."""
+    """A dictionary-encoded column: row r has `values[codes[r]]`. `codes`: int64[rows]; None in `values` is null."""
 
     codes: Longs
     values: list[Any]
@@ -60,7 +60,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionTerm:
-    """A transform of a column. `places` leads to the column through the structs of a batch."""
+    """A transform of a column. `places`: the positions on the path to the column through the structs of a batch."""
 
     transform: str
     kind: str
@@ -71,40 +71,41 @@ class PartitionTerm:
 
     @property
     def result(self) -> str:
-        """Type of its values."""
+        """The result type of the transform."""
         return result_type(self.transform, self.kind)
 
 
-def term_of(transform: str, sources: Sequence[int], schema: Schema, what: str) -> PartitionTerm:
-    """Of a column of the table's schema; batches are such as `casting.conform` makes. Unwritable naming `what`."""
+def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str) -> PartitionTerm:
+    """A term for a column of the table's schema, for batches of `casting.conform`. Unwritable, with `subject` in the
+    message, for an unsupported transform or column."""
     column = schema.column(sources[0]) if len(sources) == 1 else None
     if transform == VOID:
         return PartitionTerm(VOID, column.type if column is not None and isinstance(column.type, str) else "int", ())
     if column is None or not isinstance(column.type, str):
-        raise Unwritable(f"{what} is of columns {list(sources)}, which are not one column of a primitive type")
+        raise Unwritable(f"{subject} is of columns {list(sources)}, which are not one column of a primitive type")
     try:
         function(transform, column.type)
     except BadRequest as error:
-        raise Unwritable(f"{what} cannot be written: {error.message}") from None
+        raise Unwritable(f"{subject} cannot be written: {error.message}") from None
     return PartitionTerm(transform, column.type, places_of(column.id, schema))
 
 
 def places_of(column_id: int, schema: Schema) -> tuple[int, ...]:
-    """Numbers of the fields that lead to a column, in batches of the table's Arrow schema."""
+    """The positions of the fields on the path to a column, in batches of the table's Arrow schema."""
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
         path.insert(0, parent)
-    fields, places = schema.fields, []
-    for one in path:
+    fields, positions = schema.fields, []
+    for field_id in path:
         written = [field for field in fields if field.type != UNKNOWN]
-        place, field = next((place, field) for place, field in enumerate(written) if field.id == one)
-        places.append(place)
+        position, field = next((position, field) for position, field in enumerate(written) if field.id == field_id)
+        positions.append(position)
         fields = field.type.fields if isinstance(field.type, StructType) else ()
-    return tuple(places)
+    return tuple(positions)
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, places: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
-    """Null where a struct on the way is; for no places at all nulls."""
+    """The column; null where an enclosing struct is null. For an empty path, only nulls."""
     if not places:
         return pa.nulls(rows.num_rows)
     column = rows.column(places[0])
@@ -112,7 +113,7 @@ def column_at(rows: pa.RecordBatch | pa.Table, places: tuple[int, ...]) -> pa.Ar
 
 
 class Partitioner:
-    """Of one spec and schema. Unwritable where files cannot be written by the spec."""
+    """Partitions rows by one spec and schema. Unwritable if files cannot be written with the spec."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema) -> None:
         self.names = [field.name for field in spec.fields]
@@ -121,13 +122,13 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """The partitions of a batch's rows, and which rows are in each, ascending; None for all of them."""
+        """The partitions of a batch, each with the positions of its rows, ascending; None for all rows."""
         if not batch.num_rows:
             return []
         columns = [term.of(batch) for term in self.terms if term.transform != VOID]
         if all(len(column.values) == 1 for column in columns):
             return [(self._tuple([column.values[0] for column in columns]), None)]
-        codes = _combined(columns)
+        codes = _combined_codes(columns)
         if codes.max() < _NARROW:
             codes = codes.astype(np.int16)
         order = np.argsort(codes, kind="stable")
@@ -136,16 +137,16 @@ class Partitioner:
         return [(self._tuple([column.values[column.codes[rows[0]]] for column in columns]), rows) for rows in groups]
 
     def _tuple(self, values: Sequence[Any]) -> Partition:
-        left = iter(values)
-        return tuple(None if term.transform == VOID else next(left) for term in self.terms)
+        remaining = iter(values)
+        return tuple(None if term.transform == VOID else next(remaining) for term in self.terms)
 
     def json(self, partition: Partition) -> list[object]:
-        """As a ContentFile of the REST standard has it."""
+        """The partition in the form of a ContentFile of the REST specification."""
         return [encode_json(term.result, value) for term, value in zip(self.terms, partition, strict=True)]
 
 
-def _combined(columns: Sequence[Values]) -> Longs:
-    """int64[rows]: one number for each combination of values."""
+def _combined_codes(columns: Sequence[Values]) -> Longs:
+    """int64[rows]: a distinct code for each combination of values."""
     codes, count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if count * len(column.values) > _CODES_MAX:
@@ -156,29 +157,29 @@ def _combined(columns: Sequence[Values]) -> Longs:
 
 
 def transformed(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
-    """What a known transform makes of a column of the table's type. ValueError where it does not hold such values."""
+    """Applies a transform to a column of the table's type. ValueError if the column has values of another type."""
     name = name_of(transform)
     if name == VOID or pa.types.is_null(column.type):
         return Values(np.zeros(len(column), dtype=np.int64), [None])
     base = base_name(kind)
     if name == "truncate" and base in ("string", "binary"):
-        cut = pc.utf8_slice_codeunits if base == "string" else pc.binary_slice
-        return _by_dictionary(IDENTITY, kind, cut(column, 0, width_of(transform)))
+        slice_function = pc.utf8_slice_codeunits if base == "string" else pc.binary_slice
+        return _by_dictionary(IDENTITY, kind, slice_function(column, 0, width_of(transform)))
     if not has_codes(kind):
         if name == "bucket" and base != "decimal":
             return _bucket_of_bytes(keys_of(column, kind), width_of(transform))
         return _by_dictionary(transform, kind, column)
     keys = keys_of(column, kind)
     if base in FLOATS:
-        return _floats(keys)
+        return _distinct_floats(keys)
     if name == "bucket" and base == "decimal":
         apply = function(transform, kind)
-        return _mapped(_distinct(_numbers(keys), keys), apply)
-    found = _distinct(_VECTORISED[name](_numbers(keys), transform, kind), keys)
+        return _map_values(_distinct(_numbers(keys), keys), apply)
+    distinct = _distinct(_VECTORISED[name](_numbers(keys), transform, kind), keys)
     return (
-        Values(found.codes, [None if one is None else bool(one) for one in found.values])
+        Values(distinct.codes, [None if value is None else bool(value) for value in distinct.values])
         if base == "boolean"
-        else found
+        else distinct
     )
 
 
@@ -188,24 +189,24 @@ def _numbers(keys: Keys) -> Longs:
 
 
 def _distinct(numbers: Longs, keys: Keys) -> Values:
-    """`numbers` are those of the keys; a null's is of no meaning."""
+    """Encodes `numbers`, int64[rows]; the numbers of null keys are ignored."""
     valid = keys.valid
     if valid is None:
         distinct, codes = np.unique(numbers, return_inverse=True)
         return Values(codes, distinct.tolist())
-    there = mask_of(valid, keys.rows)
-    distinct, places = np.unique(numbers[there], return_inverse=True)
+    present = mask_of(valid, keys.rows)
+    distinct, positions = np.unique(numbers[present], return_inverse=True)
     codes = np.full(keys.rows, len(distinct), dtype=np.int64)
-    codes[there] = places
-    return Values(codes, [*distinct.tolist(), *([] if there.all() else [None])])
+    codes[present] = positions
+    return Values(codes, [*distinct.tolist(), *([] if present.all() else [None])])
 
 
-def _floats(keys: Keys) -> Values:
-    """By bits: -0.0 is not 0.0, and all NaN are one."""
+def _distinct_floats(keys: Keys) -> Values:
+    """Encodes floats by their bits: -0.0 differs from 0.0, all NaN are equal."""
     assert keys.codes is not None
     codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
-    found = _distinct((codes ^ _BIAS).view(np.int64), keys)
-    return Values(found.codes, [None if one is None else _double(one + (1 << 63)) for one in found.values])
+    distinct = _distinct((codes ^ _BIAS).view(np.int64), keys)
+    return Values(distinct.codes, [None if value is None else _double(value + (1 << 63)) for value in distinct.values])
 
 
 def _double(code: int) -> float:
@@ -215,31 +216,31 @@ def _double(code: int) -> float:
     return float(struct.unpack("<d", bits.to_bytes(8, "little"))[0])
 
 
-def _mapped(found: Values, apply: Callable[[Any], Any]) -> Values:
-    """With what `apply` makes of each distinct value, of which several may become one."""
-    places: dict[Any, int] = {}
-    becomes = [places.setdefault(None if one is None else apply(one), len(places)) for one in found.values]
-    return Values(np.array(becomes, dtype=np.int64)[found.codes], list(places))
+def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
+    """Applies a function to each distinct value; equal results are merged."""
+    ordinals: dict[Any, int] = {}
+    mapped = [ordinals.setdefault(None if value is None else apply(value), len(ordinals)) for value in distinct.values]
+    return Values(np.array(mapped, dtype=np.int64)[distinct.codes], list(ordinals))
 
 
 def _by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
-    """Of a type whose values are bytes, or wide decimals."""
+    """Encodes a column of strings, bytes or wide decimals, and applies the transform to the distinct values."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # of no chunks
+    if isinstance(array, pa.ChunkedArray):  # without chunks
         return Values(np.zeros(0, dtype=np.int64), [])
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    found = array.dictionary_encode()
-    values = found.dictionary.to_pylist()
+    encoded = array.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
     if base_name(kind) == "decimal":
         scale = decimal_scale(kind)
-        values = [int(one.scaleb(scale, _EXACTLY)) for one in values]
-    codes = found.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
-    distinct = Values(codes, [*values, *([None] if found.null_count else [])])
-    return distinct if transform == IDENTITY else _mapped(distinct, function(transform, kind))
+        values = [int(value.scaleb(scale, _EXACTLY)) for value in values]
+    codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False).astype(np.int64)
+    distinct = Values(codes, [*values, *([None] if encoded.null_count else [])])
+    return distinct if transform == IDENTITY else _map_values(distinct, function(transform, kind))
 
 
-# Numbers, a column at a time
+# Vectorised transforms of numbers
 
 
 def _identity(numbers: Longs, _transform: str, _kind: str) -> Longs:
@@ -247,15 +248,15 @@ def _identity(numbers: Longs, _transform: str, _kind: str) -> Longs:
 
 
 def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
-    made = numbers - numbers % width_of(transform)
-    return made.astype(np.int32).astype(np.int64) if kind == "int" else made
+    truncated = numbers - numbers % width_of(transform)
+    return truncated.astype(np.int32).astype(np.int64) if kind == "int" else truncated
 
 
 def _bucket(numbers: Longs, transform: str, kind: str) -> Longs:
     hashed = numbers // 1000 if kind.endswith("_ns") else numbers
     low, high = hashed.view(np.uint64).astype(np.uint32), (hashed.view(np.uint64) >> np.uint64(32)).astype(np.uint32)
-    state = _mixed(_mixed(np.zeros(len(low), dtype=np.uint32), low), high)
-    return _bucket_of(_finished(state ^ np.uint32(8)), width_of(transform))
+    state = _mix(_mix(np.zeros(len(low), dtype=np.uint32), low), high)
+    return _bucket_of_hash(_finalize(state ^ np.uint32(8)), width_of(transform))
 
 
 def _days(numbers: Longs, kind: str) -> Longs:
@@ -268,7 +269,7 @@ def _day(numbers: Longs, _transform: str, kind: str) -> Longs:
 
 def _hour(numbers: Longs, _transform: str, kind: str) -> Longs:
     hours = numbers // (UNITS_PER_DAY[kind] // 24)
-    return hours.astype(np.int32).astype(np.int64)  # as Java cuts it
+    return hours.astype(np.int32).astype(np.int64)  # truncated to 32 bits as in Java
 
 
 def _month(numbers: Longs, _transform: str, kind: str) -> Longs:
@@ -290,24 +291,24 @@ _VECTORISED: dict[str, Callable[[Longs, str, str], Longs]] = {
 }
 
 
-# Murmur3 (Iceberg spec, appendix B), a column at a time
+# Vectorised Murmur3 (Iceberg spec, appendix B)
 
 
-def _bucket_of(hashes: Words, width: int) -> Longs:
+def _bucket_of_hash(hashes: Words, width: int) -> Longs:
     return (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % width
 
 
-def _scrambled(block: Words) -> Words:
+def _scramble(block: Words) -> Words:
     block = block * np.uint32(0xCC9E2D51)
     return (block << np.uint32(15) | block >> np.uint32(17)) * np.uint32(0x1B873593)
 
 
-def _mixed(state: Words, block: Words) -> Words:
-    state = state ^ _scrambled(block)
+def _mix(state: Words, block: Words) -> Words:
+    state = state ^ _scramble(block)
     return (state << np.uint32(13) | state >> np.uint32(19)) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def _finished(state: Words) -> Words:
+def _finalize(state: Words) -> Words:
     state = (state ^ state >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     state = (state ^ state >> np.uint32(13)) * np.uint32(0xC2B2AE35)
     return state ^ state >> np.uint32(16)
@@ -316,33 +317,33 @@ def _finished(state: Words) -> Words:
 def _bucket_of_bytes(keys: Keys, width: int) -> Values:
     assert keys.starts is not None
     assert keys.heap is not None
-    return _distinct(_bucket_of(hashes_of(keys.starts, keys.heap), width), keys)
+    return _distinct(_bucket_of_hash(hashes_of(keys.starts, keys.heap), width), keys)
 
 
 def hashes_of(starts: Longs, heap: npt.NDArray[np.uint8]) -> Words:
-    """Murmur3 of the bytes of each row, uint32[rows]; row r's are heap[starts[r]:starts[r + 1]]."""
+    """Murmur3 of the bytes of each row, uint32[rows]. Row r has the bytes heap[starts[r]:starts[r + 1]]."""
     lengths = np.diff(starts)
     state = np.zeros(len(lengths), dtype=np.uint32)
     padded = np.concatenate([heap, np.zeros(4, dtype=np.uint8)])
     long = np.flatnonzero(lengths > _LONG_VALUE_BYTES)
-    rows, at = np.flatnonzero((lengths >= 4) & (lengths <= _LONG_VALUE_BYTES)), 0
+    rows, offset = np.flatnonzero((lengths >= 4) & (lengths <= _LONG_VALUE_BYTES)), 0
     while len(rows):
-        state[rows] = _mixed(state[rows], _words(padded, starts[rows] + at))
-        at += 4
-        rows = rows[lengths[rows] >= at + 4]
+        state[rows] = _mix(state[rows], _words(padded, starts[rows] + offset))
+        offset += 4
+        rows = rows[lengths[rows] >= offset + 4]
     tail = np.flatnonzero(lengths % 4)
-    left = (lengths[tail] % 4).astype(np.uint32)
-    last = _words(padded, starts[tail + 1] - left) & ((np.uint32(1) << left * np.uint32(8)) - np.uint32(1))
-    state[tail] ^= _scrambled(last)
-    hashes = _finished(state ^ lengths.astype(np.uint32))
+    tail_bytes = (lengths[tail] % 4).astype(np.uint32)
+    block = _words(padded, starts[tail + 1] - tail_bytes) & ((np.uint32(1) << tail_bytes * np.uint32(8)) - np.uint32(1))
+    state[tail] ^= _scramble(block)
+    hashes = _finalize(state ^ lengths.astype(np.uint32))
     for row in long.tolist():
         hashes[row] = murmur3(heap[starts[row] : starts[row + 1]].tobytes())
     return hashes
 
 
-def _words(heap: npt.NDArray[np.uint8], at: Longs) -> Words:
-    """The four bytes at each place, little-endian."""
-    found = heap[at].astype(np.uint32)
+def _words(heap: npt.NDArray[np.uint8], offsets: Longs) -> Words:
+    """The 32-bit little-endian word at each offset."""
+    words = heap[offsets].astype(np.uint32)
     for byte in (1, 2, 3):
-        found |= heap[at + byte].astype(np.uint32) << np.uint32(8 * byte)
-    return found
+        words |= heap[offsets + byte].astype(np.uint32) << np.uint32(8 * byte)
+    return words

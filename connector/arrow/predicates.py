@@ -1,4 +1,4 @@
-"""Predicates as callers give them, bound to a table's columns: what they say exactly, or an error."""
+"""Parses and binds the predicates of callers; a predicate that cannot be represented exactly is an error."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from seamark.metaserver.iceberg.types.schema import Schema
 if TYPE_CHECKING:
     from seamark.metaserver.iceberg.expressions import sql
 else:
-    sql = Deferred(
-        "seamark.metaserver.iceberg.expressions.sql"
-    )  # every worker of Spark imports this module, and few parse SQL
+    # Each Spark worker imports this module, and few parse SQL.
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 
 def exactly(where: str | Any, schema: Schema) -> Expression:
-    """Of SQL text, or of an Iceberg expression in JSON. BadRequest for what is none, and for SQL whose meaning an
-    expression cannot have exactly: rows that a wider one holds are not to be taken for those that were meant."""
+    """Binds SQL text or Iceberg expression JSON to a schema. BadRequest for an invalid predicate, and for SQL that no
+    expression represents exactly: a wider expression would select other rows."""
     try:
         if not isinstance(where, str):
             return bind(parse_expression(where), schema, (), case_sensitive=True)
-        read = sql.parse_sql(where, schema, nan_above=True)
-        if not read.exact:
-            told = f": {'; '.join(read.unused)}" if read.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Rows cannot be chosen by all of this predicate exactly{told}")
-        return bind(read.expression, schema, (), case_sensitive=True)
+        parsed = sql.parse_sql(where, schema, nan_above=True)
+        if not parsed.exact:
+            reason = f": {'; '.join(parsed.unused)}" if parsed.unused else ", for a literal that its column cannot hold"
+            raise BadRequest(f"Rows cannot be chosen by all of this predicate exactly{reason}")
+        return bind(parsed.expression, schema, (), case_sensitive=True)
     except RequestError as error:
         raise BadRequest(error.message) from None

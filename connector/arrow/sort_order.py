@@ -1,7 +1,7 @@
-"""Rows in a table's sort order (Iceberg spec, "Sorting"): which row comes first, whatever Arrow makes of nulls and NaN.
+"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"), including nulls and NaN, which Arrow sorts differently.
 
--NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN, as the spec has it; strings and bytes by their bytes, unsigned;
-nulls where the order wants them. Equal rows stay as they came.
+The order of floats is that of the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes
+compare as unsigned bytes. Nulls are first or last, as the sort order specifies. The sort is stable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Field:
 
 
 class Ordering:
-    """Of one order and schema, for tables such as `casting.conform` makes. Unwritable for what cannot be applied."""
+    """Sorts tables of `casting.conform` by one sort order. Unwritable if the order cannot be applied to the schema."""
 
     def __init__(self, order: SortOrder, schema: Schema) -> None:
         self.order_id = order.order_id
@@ -48,7 +48,7 @@ class Ordering:
     def sorted(self, rows: pa.Table) -> pa.Table:
         keys: list[npt.NDArray[np.uint64]] = []
         for field in self._fields:
-            keys.extend(_keys(field, rows))
+            keys.extend(_sort_keys(field, rows))
         if not keys or rows.num_rows < 2:
             return rows
         order = np.lexsort(keys[::-1])
@@ -57,8 +57,8 @@ class Ordering:
         return rows.take(pa.array(order))
 
 
-def _keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """uint64[rows] each, the first the most important."""
+def _sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
+    """Sort keys of a field: uint64[rows] each, the most significant first."""
     ranks, valid = _ranks(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
@@ -67,15 +67,15 @@ def _keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
 
 
 def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Numbers in the order of the values, and which rows are not null; None for all."""
+    """(ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all rows)."""
     column = column_at(rows, term.places)
     if term.transform != IDENTITY:
-        found = transformed(term.transform, term.kind, column)
-        present = sorted((value, code) for code, value in enumerate(found.values) if value is not None)
-        places = np.zeros(len(found.values), dtype=np.uint64)
-        places[[code for _, code in present]] = np.arange(len(present), dtype=np.uint64)
-        there = np.array([value is not None for value in found.values], dtype=np.bool_)
-        return places[found.codes], None if there.all() else there[found.codes]
+        distinct = transformed(term.transform, term.kind, column)
+        present = sorted((value, code) for code, value in enumerate(distinct.values) if value is not None)
+        ranks = np.zeros(len(distinct.values), dtype=np.uint64)
+        ranks[[code for _, code in present]] = np.arange(len(present), dtype=np.uint64)
+        has_value = np.array([value is not None for value in distinct.values], dtype=np.bool_)
+        return ranks[distinct.codes], None if has_value.all() else has_value[distinct.codes]
     if has_codes(term.kind):
         keys = keys_of(column, term.kind)
         assert keys.codes is not None

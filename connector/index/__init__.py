@@ -1,1 +1,1 @@
-"""Index files: built from data files, merged, verified and audited."""
+"""Builds, merges, verifies and audits index files."""

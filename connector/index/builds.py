@@ -1,10 +1,10 @@
-"""An index built: what the server says is missing is read in groups of files, and each index file registered at once.
+"""Builds an index: reads the data files that the index does not cover in groups, and registers each index file.
 
-The rule kept: nothing is held that the server does not know. A build that is cut off loses what its workers had in
-hand; whoever asks again is told what is missing still, and goes on from there. Files that writers commit meanwhile are
-missing, too, so a build asks until it is told of no file that it has not tried: writers wait for nothing.
+All state is on the server. An interrupted build loses only the groups that its workers were reading; the next build
+requests the files that are still missing and continues with them. Files that are committed during a build are missing
+as well, so a build repeats the request until it returns no file that was not tried. Builds do not block writers.
 
-Who reads the files is a `Workers`: this process, or a cluster (`spark/index_job.py`); each runs the same pure function.
+`Workers` read the files, in this process or in a cluster (`spark/index_job.py`); both run the same pure function.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from seamark.metaserver.index.files.definitions import of_id
 from seamark.metaserver.index.keys.hashing import file_ids
 
 PASSES_MAX = 64
-"""How often a build asks anew for what was committed meanwhile; then it ends, and the next one goes on."""
+"""How often a build requests missing files; files that are committed later are left to the next build."""
 SMALL_FILES, SMALL_BYTES = 64, 1 << 30
-"""Fewer files and bytes at once are read here rather than by a cluster that would have to be started."""
+"""A wave with fewer files and bytes is read in this process: starting a cluster takes longer."""
 _GROUP_FILES_MIN = 8
 _GROUPS_A_WORKER = 2
-"""In one wave, so that a slow group does not leave the other workers idle."""
-_TOLD_MAX = 1000
+"""Groups for each worker in a wave; with two, a slow group does not leave the other workers idle."""
+_SKIPPED_MAX = 1000
+"""Skipped files whose reasons a build keeps."""
 
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """Of one group of data files, which become one index file; a larger file is a group by itself.
+    """Limits of a group of data files, which becomes one index file. A data file above a limit is its own group.
 
-    `size_bytes` is of whole files, of which only the indexed columns are read; `rows` bounds a worker's memory.
+    `size_bytes`: size of the whole files, although only indexed columns are read. `rows` bounds a worker's memory.
     """
 
     files: int = 1000
@@ -55,7 +56,7 @@ DEFAULT_LIMITS = GroupLimits()
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a build is. `files_total` grows with what is committed meanwhile; `eta_ms` is since the epoch."""
+    """The progress of a build. `files_total` includes files committed during the build; `eta_ms`: since the epoch."""
 
     files_done: int
     files_total: int
@@ -68,35 +69,36 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """`left` files are missing still, because they cannot be indexed; `skipped` are the first of them and why."""
+    """`left`: files that are still missing, because they cannot be indexed. `skipped`: (path, reason) of the first of
+    them."""
 
     progress: Progress
     left: int
     skipped: tuple[tuple[str, str], ...]
     json: dict[str, Any]
-    """The build as it ended."""
+    """The server's answer for the finished build."""
 
 
 class Workers(Protocol):
-    """Who runs `index_data_files`."""
+    """Runs `index_data_files`, in this process or elsewhere."""
 
     @property
     def parallelism(self) -> int:
-        """Groups that are worked on at the same time."""
+        """Groups that are read concurrently."""
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
-        """One index file of each group, in any order; what is done may be told before all is."""
+        """Writes one index file for each group; yields results in any order, as groups finish."""
 
     def close(self) -> None:
-        """Ends what was started."""
+        """Stops what was started."""
 
 
 class ClusterFailed(Exception):
-    """Workers cannot be started, or what they ran failed; says why in a line."""
+    """Workers cannot be started, or their work failed. The message is one line."""
 
 
 class InProcess:
-    """One group after the other, here."""
+    """Runs one group after the other in this process."""
 
     parallelism = 1
 
@@ -108,7 +110,7 @@ class InProcess:
 
 
 class Adaptive:
-    """Here while there is little to do; by `start_cluster`'s workers from the first wave that is not small."""
+    """Runs small waves in this process; starts the cluster at the first wave that is not small."""
 
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
@@ -121,7 +123,7 @@ class Adaptive:
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
         files = sum(map(len, groups))
-        size_bytes = sum(one.size_bytes for group in groups for one in group)
+        size_bytes = sum(file.size_bytes for group in groups for file in group)
         if files < SMALL_FILES and size_bytes < SMALL_BYTES:
             return self._here.run(task, groups)
         if self._cluster is None:
@@ -145,11 +147,11 @@ def build(
     passes_max: int = PASSES_MAX,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> BuildReport:
-    """Builds what the index lacks. Files that cannot be indexed are told and left out.
+    """Indexes the data files that the index does not cover. The report lists files that cannot be indexed.
 
-    `exclusive`: Refused while another build of the index is under way. ClientError where the server refuses, OSError or
-    ClusterFailed where an index file cannot be written: the build is then rolled back with the reason, as when it is
-    interrupted, and what was registered stays. `workers` is the caller's to close.
+    `exclusive`: Refused while another build of the index is running. ClientError if the server refuses; OSError or
+    ClusterFailed if an index file cannot be written. On an error or an interrupt, the build is rolled back with the
+    reason, and registered index files stay. The caller closes `workers`.
     """
     with begun_build(client, table, index, exclusive=exclusive) as begun:
         run = _Run(client, table, index, begun, workers, limits, on_progress)
@@ -161,19 +163,19 @@ def build(
 
 @contextmanager
 def begun_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
-    """A build, which the block finishes. Whatever the block raises rolls it back, with the reason."""
+    """Starts a build, which the block must finish. An exception of the block rolls it back with the reason."""
     begun = client.start_build(table, index, exclusive=exclusive)
     try:
         yield begun
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        with suppress(ClientError):  # the first error is the one to tell
+        with suppress(ClientError):  # raise the first error
             client.finish_build(table, index, begun["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
 
 
 class _Run:
-    """One build under way."""
+    """A running build."""
 
     def __init__(
         self,
@@ -186,97 +188,100 @@ class _Run:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._client = client
-        self._at = (table, index, str(begun["build-id"]))
+        self._build_key = (table, index, str(begun["build-id"]))
         self._workers = workers
         self._limits = limits
         self._on_progress = on_progress
         self._json = begun
         self._tried: set[int] = set()
-        """Of every file that was handed out, half of its identity: none is tried twice, done or skipped."""
+        """High halves of the identities of all files that were given to workers; no file is tried twice."""
         self._skipped = 0
-        self._why: dict[str, str] = {}
-        """Of the first files that were skipped, by path."""
-        self._left = 0
-        """Files that were missing in the last pass and had been tried before."""
-        self._left_why: list[tuple[str, str]] = []
+        self._reasons: dict[str, str] = {}
+        """Why the first skipped files were skipped, by path."""
+        self._left_files = 0
+        """Files that the last pass listed as missing although they had been tried."""
+        self._left_reasons: list[tuple[str, str]] = []
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """A build that could index no file at all is none, and says why."""
-        if not self._left_why or self._json["progress"]["index-files"]:
+        """The final state of the build: rolled back, with a reason, if no file could be indexed."""
+        if not self._left_reasons or self._json["progress"]["index-files"]:
             return {}
-        path, why = self._left_why[0]
-        return {"outcome": "rolled-back", "reason": f"{self._left:,} files cannot be indexed, as {path}: {why}"[:1000]}
+        path, reason = self._left_reasons[0]
+        return {
+            "outcome": "rolled-back",
+            "reason": f"{self._left_files:,} files cannot be indexed, as {path}: {reason}"[:1000],
+        }
 
     def report(self, ended: dict[str, Any]) -> BuildReport:
-        return BuildReport(self._progress(ended), self._left, tuple(self._left_why), ended)
+        return BuildReport(self._progress(ended), self._left_files, tuple(self._left_reasons), ended)
 
     def catch_up(self) -> bool:
-        """Indexes what is missing now. False when there was nothing that had not been tried before."""
-        source = Source.of(self._client, self._at[0], self._json)
+        """Indexes the missing files. False if all of them had been tried before."""
+        source = Source.of(self._client, self._build_key[0], self._json)
         before = len(self._tried)
-        self._left, self._left_why = 0, []
-        groups = grouped(self._new(source), self._shared())
+        self._left_files, self._left_reasons = 0, []
+        groups = grouped(self._untried_files(source), self._wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_A_WORKER)):
             for written in self._workers.run(source.task, wave):
-                self._take(written)
+                self._register(written)
         return len(self._tried) > before
 
-    def _new(self, source: Source) -> Iterator[DataFile]:
-        """Missing files, page by page, but those that were tried before."""
-        for page in self._client.build_files(*self._at):
+    def _untried_files(self, source: Source) -> Iterator[DataFile]:
+        """The missing files that were not tried before, requested page by page."""
+        for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
-                source = Source.of(self._client, self._at[0], self._json)
-            files = [source.file(one) for one in page["files"]]
-            ids = file_ids(*zip(*((one.path, one.size_bytes, one.records) for one in files), strict=True))
-            for file, number in zip(files, ids[:, 0].tolist(), strict=True):
-                if number not in self._tried:
-                    self._tried.add(number)
+                source = Source.of(self._client, self._build_key[0], self._json)
+            files = [source.file(listed) for listed in page["files"]]
+            ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
+            for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
+                if file_id not in self._tried:
+                    self._tried.add(file_id)
                     yield file
                     continue
-                self._left += 1
-                if file.path in self._why:
-                    self._left_why.append((file.path, self._why[file.path]))
+                self._left_files += 1
+                if file.path in self._reasons:
+                    self._left_reasons.append((file.path, self._reasons[file.path]))
 
-    def _take(self, written: WrittenIndex) -> None:
+    def _register(self, written: WrittenIndex) -> None:
         self._skipped += len(written.skipped)
-        for path, why in written.skipped[: _TOLD_MAX - len(self._why)]:
-            self._why[path] = why
+        for path, reason in written.skipped[: _SKIPPED_MAX - len(self._reasons)]:
+            self._reasons[path] = reason
         if written.location is not None:
-            self._json = self._client.register_index_files(*self._at, [(written.location, written.size_bytes)])
+            self._json = self._client.register_index_files(*self._build_key, [(written.location, written.size_bytes)])
         self._on_progress(self._progress(self._json))
 
-    def _shared(self) -> GroupLimits:
-        """Groups small enough for every worker to have some, as far as that leaves them worth an index file."""
-        said = self._json["progress"]
+    def _wave_limits(self) -> GroupLimits:
+        """Limits that give every worker some groups, with at least `_GROUP_FILES_MIN` files in each."""
+        progress = self._json["progress"]
         shares = self._workers.parallelism * _GROUPS_A_WORKER
-        files = max(_GROUP_FILES_MIN, -(-said["files-total"] // shares))
+        files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
         return replace(self._limits, files=min(self._limits.files, files))
 
     def _progress(self, json: dict[str, Any]) -> Progress:
-        said = json["progress"]
+        progress = json["progress"]
         return Progress(
-            files_done=said["files-done"],
-            files_total=max(said["files-total"], said["files-done"] + self._skipped),
+            files_done=progress["files-done"],
+            files_total=max(progress["files-total"], progress["files-done"] + self._skipped),
             files_skipped=self._skipped,
-            rows_done=said["rows-done"],
-            index_files=said["index-files"],
-            size_bytes=said["size-in-bytes"],
-            eta_ms=said["eta-ms"],
+            rows_done=progress["rows-done"],
+            index_files=progress["index-files"],
+            size_bytes=progress["size-in-bytes"],
+            eta_ms=progress["eta-ms"],
         )
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table as its builders see it: what is built of which files, and what readers take from their partitions."""
+    """A table during a build: the index task, and the columns that readers take from partition values."""
 
     task: IndexTask
     partitioned: Mapping[int, frozenset[int]]
-    """By spec id: columns that stand in the partition by identity."""
+    """By spec id: the columns with an identity partition field."""
 
     @staticmethod
     def of(client: IndexClient, table: Name, begun: Mapping[str, Any]) -> Source:
-        """As the table is now: schema and keys of the storage change under a long build."""
+        """Loads the table: its schema and storage credentials may change during a long build. TableReplaced."""
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
         if metadata.table_uuid != begun["table-uuid"]:
@@ -291,8 +296,8 @@ class Source:
         return Source(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether the partition specs of all these files were there when the table was looked at."""
-        return all(one["spec-id"] in self.partitioned for one in listed)
+        """Whether the loaded table had the partition specs of all these files."""
+        return all(file["spec-id"] in self.partitioned for file in listed)
 
     def file(self, listed: Mapping[str, Any]) -> DataFile:
         return DataFile(
@@ -305,22 +310,22 @@ class Source:
 
 
 class TableReplaced(Exception):
-    """The name leads to another table by now."""
+    """The name now refers to another table."""
 
 
 def _identities(spec: PartitionSpec) -> frozenset[int]:
-    return frozenset(source for one in spec.fields if one.transform == IDENTITY for source in one.sources)
+    return frozenset(source for field in spec.fields if field.transform == IDENTITY for source in field.sources)
 
 
 def grouped(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
-    """Files in their order, cut into groups within the limits; each has a file at least."""
+    """Divides files, in their order, into groups within the limits; a group has at least one file."""
     group: list[DataFile] = []
     size_bytes = rows = 0
-    for one in files:
-        size_bytes, rows = size_bytes + one.size_bytes, rows + one.records
+    for file in files:
+        size_bytes, rows = size_bytes + file.size_bytes, rows + file.records
         if group and (len(group) >= limits.files or size_bytes > limits.size_bytes or rows > limits.rows):
             yield tuple(group)
-            group, size_bytes, rows = [], one.size_bytes, one.records
-        group.append(one)
+            group, size_bytes, rows = [], file.size_bytes, file.records
+        group.append(file)
     if group:
         yield tuple(group)

@@ -1,10 +1,9 @@
-"""Index files made of data files: the indexed columns read, built and written beside the table, a group at a time.
+"""Builds index files: reads the indexed columns of a group of data files and writes their index entries.
 
-Pure functions of the files they are given, so that whoever has files can run them: the Spark job in its tasks, the
-indexer by itself, a writer on what it has just written. What becomes of the result is the caller's affair: until an
-index file is registered with the catalog nobody reads it.
+The results depend only on the given files, so tasks of the Spark job, the indexer and writers can all run these
+functions. The caller registers the index file in the catalog; until then, no planner reads it.
 
-The rule kept: a data file that cannot be read exactly as every reader of the table reads it is left out, and told.
+A data file that cannot be read exactly as all readers of the table read it is left out and reported as skipped.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from seamark.metaserver.index.keys.terms import LOWER, Term
 from seamark.metaserver.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
-"""What a key of an integer type is above its value: as a code, and as 16 bytes (`keys.py`)."""
+"""Difference between a key of an integer type and its value: for 64-bit codes and for 16-byte keys (`keys.py`)."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """As the manifests have it. `partitioned`: columns that readers may take from the file's partition."""
+    """A data file as listed by its manifest. `partitioned`: columns that readers may take from its partition values."""
 
     path: str
     size_bytes: int
@@ -49,7 +48,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class IndexTask:
-    """What is to be built, for whatever files; picklable. `folder` is where index files go."""
+    """Describes the index to build, for any files; picklable. `folder`: the location of new index files."""
 
     table_uuid: str
     definition: IndexDefinition
@@ -60,7 +59,7 @@ class IndexTask:
 
 @dataclass(frozen=True)
 class WrittenIndex:
-    """`location` is None where no file could be indexed; `skipped` are (path, why)."""
+    """`location` is None if no file could be indexed; `skipped`: (path, reason)."""
 
     location: str | None
     files: int
@@ -70,32 +69,32 @@ class WrittenIndex:
 
 
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
-    """One index file of these data files, written and durable."""
+    """Builds and writes a durable index file of these data files."""
     builts: list[Any] = []
-    done: list[DataFile] = []
+    indexed: list[DataFile] = []
     skipped: list[tuple[str, str]] = []
-    for one in files:
+    for file in files:
         try:
-            builts.append(built(task.definition, keys_of_file(task, one)))
-            done.append(one)
+            builts.append(built(task.definition, keys_of_file(task, file)))
+            indexed.append(file)
         except (Unreadable, ValueError) as error:
-            skipped.append((one.path, str(error)))
-    return write_index_file(task, done, builts, skipped)
+            skipped.append((file.path, str(error)))
+    return write_index_file(task, indexed, builts, skipped)
 
 
 def write_index_file(
     task: IndexTask, files: Sequence[DataFile], builts: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
 ) -> WrittenIndex:
-    """Of what `built` made of each data file; no index file for no data file."""
+    """Writes the results of `built` as an index file; none if there are no data files."""
     if not files:
         return WrittenIndex(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
     size_bytes = task.storage.write(location, index_file(task.table_uuid, task.definition, files, builts))
-    return WrittenIndex(location, len(files), sum(one.records for one in files), size_bytes, tuple(skipped))
+    return WrittenIndex(location, len(files), sum(file.records for file in files), size_bytes, tuple(skipped))
 
 
 def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
-    """The keys of each of the definition's terms. Unreadable, or ValueError, where they are in doubt."""
+    """The keys of each of the definition's terms. Unreadable or ValueError if they are not certain."""
     if file.format.lower() != "parquet":
         raise Unreadable(file.path, f"files of format {file.format} are not indexed")
     terms = task.definition.terms
@@ -116,8 +115,8 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
 def index_file(
     table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], builts: Sequence[Any]
 ) -> Iterator[Part]:
-    """The bytes of an index file of what `built` made of each data file, in this order."""
-    paths, sizes, records = zip(*((one.path, one.size_bytes, one.records) for one in files), strict=True)
+    """The bytes of an index file with the results of `built` for each data file, in this order."""
+    paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
         definition.id,
@@ -130,23 +129,24 @@ def index_file(
 
 
 def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
-    """What an index knows of one data file, whose keys these are, term by term."""
+    """The index entry of one data file, in the form of its kind. `columns`: the keys of each term."""
     return KINDS[definition.kind].build(columns, definition.parameters)
 
 
 def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
-    """The keys of a term's values, of a column as `read_columns` returns it. ValueError for values that have none."""
+    """The keys of a term's values in a column of `read_columns`. ValueError for values that have no key."""
     if term.transform == IDENTITY:
         return keys_of(column, term.kind)
     if term.transform == LOWER:
-        return keys_of(column if pa.types.is_null(column.type) else pc.utf8_lower(_strings(column)), term.kind)
-    return _transformed(keys_of(column, term.source), term)
+        return keys_of(column if pa.types.is_null(column.type) else pc.utf8_lower(_as_strings(column)), term.kind)
+    return _transformed_keys(keys_of(column, term.source), term)
 
 
-def _strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As strings, however they are kept: as a dictionary, or as bytes that no annotation calls UTF-8. ValueError."""
-    kept = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not any(is_kept(kept) for is_kept in _TEXTS):
+def _as_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column as strings; it may be a dictionary, or binary without a UTF-8 annotation. ValueError for other
+    types."""
+    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not any(is_text(value_type) for is_text in _TEXTS):
         raise ValueError(f"a column of Arrow type {column.type} holds no strings")
     return column.cast(pa.large_string())
 
@@ -161,47 +161,50 @@ _TEXTS = (
 )
 
 
-def _transformed(source: Keys, term: Term) -> Keys:
-    """By the very function by which the planner projects filters, once for each distinct value."""
+def _transformed_keys(source: Keys, term: Term) -> Keys:
+    """The keys of the transformed values. Uses the same transform function as the planner's projection, once for each
+    distinct value."""
     apply = function(term.transform, term.source)
     present = source.present
     rows = np.arange(source.rows) if present is None else np.flatnonzero(present)
-    distinct, places = _distinct(source, rows)
-    results = [apply(_value(key, term.source)) for key in distinct]
-    there = np.array([result is not None for result in results], dtype=np.bool_)
+    distinct, key_ordinals = _distinct(source, rows)
+    results = [apply(_value_of_key(key, term.source)) for key in distinct]
+    has_value = np.array([result is not None for result in results], dtype=np.bool_)
     valid = np.zeros(source.rows, dtype=np.bool_)
-    valid[rows] = there[places] if len(results) else False
+    valid[rows] = has_value[key_ordinals] if len(results) else False
     keys = [key_of(result, term.kind) if result is not None else None for result in results]
     bits: Bits | None = None if valid.all() else bits_of(valid)
     if has_codes(term.kind):
         codes = np.zeros(source.rows, dtype=np.uint64)
         if keys:
-            codes[rows] = np.array([key or 0 for key in keys], dtype=np.uint64)[places]
+            codes[rows] = np.array([key or 0 for key in keys], dtype=np.uint64)[key_ordinals]
         return Keys(term.kind, source.rows, codes, None, None, bits, None)
-    spelled = [b""] * source.rows
-    for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-        key = keys[place]
-        spelled[row] = key if isinstance(key, bytes) else b""
+    encoded = [b""] * source.rows
+    for row, ordinal in zip(rows.tolist(), key_ordinals.tolist(), strict=True):
+        key = keys[ordinal]
+        encoded[row] = key if isinstance(key, bytes) else b""
     starts = np.zeros(source.rows + 1, dtype=np.int64)
-    np.cumsum([len(one) for one in spelled], out=starts[1:])
-    return Keys(term.kind, source.rows, None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), bits, None)
+    np.cumsum([len(key) for key in encoded], out=starts[1:])
+    return Keys(term.kind, source.rows, None, starts, np.frombuffer(b"".join(encoded), dtype=np.uint8), bits, None)
 
 
 def _distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
-    """The distinct keys of these rows, and for each of the rows the place of its key among them."""
+    """The distinct keys of these rows, and for each row the ordinal of its key."""
     if keys.codes is not None:
-        codes, places = np.unique(keys.codes[rows], return_inverse=True)
-        return codes.tolist(), places
+        codes, ordinals = np.unique(keys.codes[rows], return_inverse=True)
+        return codes.tolist(), ordinals
     assert keys.starts is not None
     assert keys.heap is not None
     heap, starts = keys.heap.tobytes(), keys.starts.tolist()
-    seen: dict[Key, int] = {}
-    places = np.array([seen.setdefault(heap[starts[row] : starts[row + 1]], len(seen)) for row in rows], dtype=np.int64)
-    return list(seen), places
+    ordinal_of: dict[Key, int] = {}
+    ordinals = np.array(
+        [ordinal_of.setdefault(heap[starts[row] : starts[row + 1]], len(ordinal_of)) for row in rows], dtype=np.int64
+    )
+    return list(ordinal_of), ordinals
 
 
-def _value(key: Key, kind: str) -> Any:
-    """The value, in the form of `expressions.py`, of a key of a type that transforms take."""
+def _value_of_key(key: Key, kind: str) -> Any:
+    """The value of a key, as transform functions take it."""
     name = base_name(kind)
     if isinstance(key, int):
         return key - _CODE_BIAS

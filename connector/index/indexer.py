@@ -1,10 +1,10 @@
-"""The indexer: keeps every index of a catalog built, merged and audited, table by table, round after round.
+"""The indexer: builds, merges and audits the indexes of all tables of a catalog, in rounds.
 
-The rule kept: it may die at any time, and any number of it may run. What is to be done is asked of the server each
-time; a build or merge is begun there as the only one of its index, and two that run all the same do no harm. What fails
-is told, left alone for a while that doubles, and holds up no other index. From round to round it remembers nothing but
-whom to leave alone, and what it has verified of indexes that it did not get through yet. When an index was audited the
-server knows.
+An indexer may stop at any time, and several may run concurrently. It requests the pending work from the server in each
+round. Builds and merges start as the only build of their index; if two run anyway, the result is still correct. A
+failure is logged, delays further attempts with exponential backoff and does not affect other indexes. Between rounds
+the indexer remembers only these backoffs and the progress of audits that are not finished. The server stores the time
+of the last audit of each index.
 """
 
 from __future__ import annotations
@@ -41,37 +41,38 @@ from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.index.files.definitions import read_definitions
 
 PASSES_MAX = 8
-"""Of one build, so that a table that is written to without a pause keeps no other waiting."""
+"""Maximum passes of one build, so that a table with continuous writes does not block the other tables."""
 MERGES_MAX = 64
-"""Of one index in one round: enough for eight levels of files that were all due at once."""
+"""Maximum merges of one index in one round: enough if eight levels are due at the same time."""
 PATIENCE_S, PATIENCE_MAX_S = 30.0, 3600.0
-"""For how long what failed is left alone: the first time, and at most."""
+"""The first backoff after a failure, and the maximum."""
 LEFT_ALONE_MAX = 10_000
+"""Backoffs that are remembered."""
 _CONFLICT = 409
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
 
 Table = tuple[str, ...]
 Key = tuple[Table, str, str]
-"""A table, the name of an index or nothing, and what was to be done."""
+"""A table, the name of an index or an empty string, and an action."""
 
 
 @dataclass(frozen=True)
 class AuditLimits:
-    """Of the index files that are verified in one round; one is begun after each until one of these is over. An index
-    is audited again `every_s` after it was."""
+    """Limits of audits in one round: no further index file is verified once one of them is reached. An index is audited
+    again `every_s` seconds after its last audit."""
 
     size_bytes: int = 256 << 20
     seconds: float = 10.0
     every_s: float = 86_400.0
     sample: int = 1
-    """Data files of each index file that are read again."""
+    """Data files of each index file that an audit reads again."""
 
 
 @dataclass
 class Round:
-    """What one round did. `left` are data files that cannot be indexed; `verified` are index files, `damaged` those of
-    them that were not right."""
+    """Totals of one round. `left`: data files that cannot be indexed. `verified`: index files; `damaged`: the verified
+    index files with problems."""
 
     tables: int = 0
     indexes: int = 0
@@ -86,8 +87,8 @@ class Round:
 
 
 @dataclass(frozen=True)
-class _LeftAlone:
-    """`lag_files`: with as many missing files it looks as it did; None where that is not the point."""
+class _Backoff:
+    """`lag_files`: the backoff applies only while the index lacks this number of files; None: it always applies."""
 
     until: float
     patience_s: float
@@ -95,8 +96,8 @@ class _LeftAlone:
 
 
 @dataclass(order=True)
-class _Due:
-    """An index that is to be audited, the one first that was longest ago."""
+class _DueAudit:
+    """An index whose audit is due; ordered by the time of the last audit."""
 
     audited_ms: int
     table: Table
@@ -104,8 +105,8 @@ class _Due:
 
 
 @dataclass
-class _Audited:
-    """What was verified of an index so far: the locations of its index files, and how many were damaged."""
+class _AuditProgress:
+    """An unfinished audit: the locations of the verified index files, and how many of them were damaged."""
 
     locations: set[str] = field(default_factory=set)
     damaged: int = 0
@@ -114,8 +115,8 @@ class _Audited:
 
 @dataclass
 class Indexer:
-    """`open_workers` is entered once a round; `now` are seconds that only go forward, `now_ms` since the epoch. Without
-    `audit` nothing is audited."""
+    """`open_workers` is entered once a round. `now`: monotonic seconds. `now_ms`: milliseconds since the epoch. Without
+    `audit`, no index is audited."""
 
     client: IndexClient
     open_workers: Callable[[], AbstractContextManager[Workers]]
@@ -123,11 +124,11 @@ class Indexer:
     now: Callable[[], float] = time.monotonic
     now_ms: Callable[[], int] = SystemClock().now_ms
     audit: AuditLimits | None = None
-    _audited: dict[tuple[Table, str], _Audited] = field(default_factory=dict)
-    _left_alone: dict[Key, _LeftAlone] = field(default_factory=dict)
+    _audit_progress: dict[tuple[Table, str], _AuditProgress] = field(default_factory=dict)
+    _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
 
     def run(self, interval_s: float) -> None:
-        """Round after round, `interval_s` apart, longer while the server cannot be asked. Does not return."""
+        """Runs rounds, `interval_s` apart, or longer after a round that failed. Does not return."""
         patience_s = interval_s
         while True:
             try:
@@ -139,14 +140,14 @@ class Indexer:
             time.sleep(patience_s)
 
     def round(self) -> Round:
-        """Every table once. ClientError where the catalog cannot be listed, or the server is gone."""
+        """Maintains every table once. ClientError if the catalog cannot be listed or the server is unreachable."""
         done = Round()
-        due: list[_Due] = []
+        due: list[_DueAudit] = []
         with self.open_workers() as workers:
             for table in self._tables():
                 done.tables += 1
-                self._try((table, "", "look"), partial(self._keep_table, table, workers, done, due), done)
-        self._audit_some(sorted(due), done)
+                self._try((table, "", "look"), partial(self._maintain_table, table, workers, done, due), done)
+        self._run_audits(sorted(due), done)
         busy = done.builds or done.merges or done.damaged or done.failed
         _log.log(INFO if busy else DEBUG, "round done", **vars(done))
         return done
@@ -156,73 +157,74 @@ class Indexer:
             with suppress(NotFound):
                 yield from self.client.tables(namespace)
 
-    def _keep_table(self, table: Table, workers: Workers, done: Round, due: list[_Due]) -> None:
-        """Builds and merges its indexes; those whose audit is due are added to `due`."""
+    def _maintain_table(self, table: Table, workers: Workers, done: Round, due: list[_DueAudit]) -> None:
+        """Builds and merges the indexes of a table; appends indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
-            return  # without asking how its indexes stand, for which the server reads the table's manifests
+            return  # the state of the indexes is not requested: for it, the server reads the manifests
         for index in self.client.indexes(table):
             if index.state == "enabled" and index.kind != "bucket" and index.health != "broken":
                 done.indexes += 1
                 lag_files = index.lag_files + index.lag_files_of_refs
                 if lag_files:
-                    build_it = partial(self._build, table, index, workers, done)
-                    self._try((table, index.name, "build"), build_it, done, lag_files=lag_files)
-                # Also when nothing was built: of what others built much may be due.
+                    action = partial(self._build, table, index, workers, done)
+                    self._try((table, index.name, "build"), action, done, lag_files=lag_files)
+                # Also without a build: files that other clients built may be due.
                 if lag_files or any(count >= FANOUT for count in index.json["levels"].values()):
                     self._try((table, index.name, "merge"), partial(self._merge, table, index.name, done), done)
                 if self._is_due(index):
-                    due.append(_Due(index.audited_ms or 0, table, index.name))
+                    due.append(_DueAudit(index.audited_ms or 0, table, index.name))
 
     def _is_due(self, index: Index) -> bool:
         if self.audit is None or not index.json["levels"]:
             return False
         return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit.every_s
 
-    def _audit_some(self, due: Sequence[_Due], done: Round) -> None:
-        """As many index files as the limits allow; what is damaged is missing then, and built in the next round."""
+    def _run_audits(self, due: Sequence[_DueAudit], done: Round) -> None:
+        """Audits as many index files as the limits allow. Damaged index files are quarantined; the next round rebuilds
+        them."""
         if self.audit is None:
             return
-        for gone in self._audited.keys() - {(one.table, one.name) for one in due}:
-            del self._audited[gone]
+        for stale_key in self._audit_progress.keys() - {(due_audit.table, due_audit.name) for due_audit in due}:
+            del self._audit_progress[stale_key]
         limits, until = self.audit, self.now() + self.audit.seconds
 
-        def is_left() -> bool:
+        def has_time() -> bool:
             return self.now() < until and done.verified_bytes < limits.size_bytes
 
-        for one in due:
-            if not is_left():
+        for due_audit in due:
+            if not has_time():
                 break
-            audit_it = partial(self._audit, one.table, one.name, limits.sample, is_left, done)
-            self._try((one.table, one.name, "audit"), audit_it, done)
+            action = partial(self._audit, due_audit.table, due_audit.name, limits.sample, has_time, done)
+            self._try((due_audit.table, due_audit.name, "audit"), action, done)
 
-    def _audit(self, table: Table, name: str, sample: int, is_left: Callable[[], bool], done: Round) -> None:
-        so_far = self._audited.setdefault((table, name), _Audited())
+    def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], done: Round) -> None:
+        progress = self._audit_progress.setdefault((table, name), _AuditProgress())
 
-        def take(verdict: Verdict, size_bytes: int) -> bool:
-            so_far.locations.add(verdict.location)
-            so_far.size_bytes += size_bytes
+        def on_verdict(verdict: Verdict, size_bytes: int) -> bool:
+            progress.locations.add(verdict.location)
+            progress.size_bytes += size_bytes
             done.verified += 1
             done.verified_bytes += size_bytes
             if verdict.problems and not verdict.newer:
-                so_far.damaged += 1
+                progress.damaged += 1
                 done.damaged += 1
                 _log.warning(
-                    "index file not right", table=_shown(table), index=name, location=verdict.location,
+                    "index file not right", table=_table_text(table), index=name, location=verdict.location,
                     problems=list(verdict.problems[:3]),
                 )  # fmt: skip
-            return is_left()
+            return has_time()
 
-        options: dict[str, Any] = {"sample": sample, "verified": so_far.locations, "on_verdict": take}
+        options: dict[str, Any] = {"sample": sample, "verified": progress.locations, "on_verdict": on_verdict}
         if verify_some(self.client, table, name, **options):
             self.client.record_audit(
                 table,
                 name,
-                index_files=len(so_far.locations),
-                damaged=so_far.damaged,
-                size_bytes=so_far.size_bytes,
+                index_files=len(progress.locations),
+                damaged=progress.damaged,
+                size_bytes=progress.size_bytes,
             )
-            del self._audited[table, name]
+            del self._audit_progress[table, name]
 
     def _build(self, table: Table, index: Index, workers: Workers, done: Round) -> None:
         report = build(
@@ -233,7 +235,7 @@ class Indexer:
         done.left += report.left
         _log.info(
             "index built",
-            table=_shown(table),
+            table=_table_text(table),
             index=index.name,
             files=report.progress.files_done,
             rows=report.progress.rows_done,
@@ -241,30 +243,32 @@ class Indexer:
             size_bytes=report.progress.size_bytes,
         )
         if report.left:
-            path, why = report.skipped[0] if report.skipped else ("", "tried before")
-            raise _Left(report.left, f"{report.left} data files cannot be indexed, as {path}: {why}")
+            path, reason = report.skipped[0] if report.skipped else ("", "tried before")
+            raise _FilesLeft(report.left, f"{report.left} data files cannot be indexed, as {path}: {reason}")
 
     def _merge(self, table: Table, name: str, done: Round) -> None:
         for _ in range(MERGES_MAX):
-            live = [one for one in self.client.index(table, name).json["index-files"] if one["state"] == "live"]
-            chosen = due(map(_registered, live))
+            live = [
+                listed for listed in self.client.index(table, name).json["index-files"] if listed["state"] == "live"
+            ]
+            chosen = due(map(_decode_listed, live))
             if not chosen:
                 return
-            merged = [one.location for one in chosen]
+            merged = [file.location for file in chosen]
             with begun_build(self.client, table, name, exclusive=True) as begun:
                 task = Source.of(self.client, table, begun).task
                 dropped = self.client.unheld(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
-                if written.location is None:  # the registry replaces files by another, not by nothing
+                if written.location is None:  # the registry cannot replace files without a new file
                     written = merge_index_files(merged, task.folder, task.storage)
                 if written.location is not None:
-                    new = [(written.location, written.size_bytes)]
-                    self.client.register_index_files(table, name, begun["build-id"], new, replaces=merged)
+                    written_files = [(written.location, written.size_bytes)]
+                    self.client.register_index_files(table, name, begun["build-id"], written_files, replaces=merged)
                 self.client.finish_build(table, name, begun["build-id"])
             done.merges += 1
             _log.info(
                 "index files merged",
-                table=_shown(table),
+                table=_table_text(table),
                 index=name,
                 merged=len(merged),
                 files=written.files,
@@ -272,50 +276,51 @@ class Indexer:
                 size_bytes=written.size_bytes,
             )
 
-    def _try(self, key: Key, act: Callable[[], None], done: Round, *, lag_files: int | None = None) -> None:
-        """Unless it is left alone. What fails is told, and nobody else's affair; raises where the server is gone."""
-        left = self._left_alone.get(key)
-        if left is not None and self.now() < left.until and left.lag_files in (None, lag_files):
+    def _try(self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None) -> None:
+        """Runs an action unless its backoff applies. Logs failures; raises only if the server is unavailable."""
+        backoff = self._backoffs.get(key)
+        if backoff is not None and self.now() < backoff.until and backoff.lag_files in (None, lag_files):
             return
         table, index, _ = key
-        log = _log.bind(table=_shown(table), index=index)
+        log = _log.bind(table=_table_text(table), index=index)
         try:
-            act()
+            action()
         except (Unreachable, Unavailable, Unauthenticated):
             raise
         except NotFound:
-            log.info("gone")  # dropped or renamed meanwhile
-        except _Left as error:
-            log.warning("data files left", error=str(error), again_in_s=self._leave_alone(key, error.files))
-        except Exception as error:  # noqa: BLE001  a bug met in one table is to stop no other's indexes
+            log.info("gone")  # dropped or renamed during the round
+        except _FilesLeft as error:
+            log.warning("data files left", error=str(error), again_in_s=self._back_off(key, error.files))
+        except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
             if isinstance(error, Refused) and error.status == _CONFLICT:
-                log.info("left to another", error=error.message)  # an indexer, a build by hand, who dropped it
+                # Another indexer or build is running, or the index was dropped.
+                log.info("left to another", error=error.message)
                 return
             done.failed += 1
             where = {} if isinstance(error, _EXPECTED) else {"where": "".join(format_tb(error.__traceback__))}
-            log.error("failed", error=str(error), again_in_s=self._leave_alone(key), **where)
+            log.error("failed", error=str(error), again_in_s=self._back_off(key), **where)
         else:
-            self._left_alone.pop(key, None)
+            self._backoffs.pop(key, None)
 
-    def _leave_alone(self, key: Key, lag_files: int | None = None) -> float:
-        """For how long, in seconds: twice as long as the last time."""
-        before = self._left_alone.pop(key, None)
-        patience_s = PATIENCE_S if before is None else min(before.patience_s * 2, PATIENCE_MAX_S)
-        if len(self._left_alone) >= LEFT_ALONE_MAX:
-            del self._left_alone[next(iter(self._left_alone))]
-        self._left_alone[key] = _LeftAlone(self.now() + patience_s, patience_s, lag_files)
+    def _back_off(self, key: Key, lag_files: int | None = None) -> float:
+        """Sets a backoff, twice as long as the previous; returns it in seconds."""
+        previous = self._backoffs.pop(key, None)
+        patience_s = PATIENCE_S if previous is None else min(previous.patience_s * 2, PATIENCE_MAX_S)
+        if len(self._backoffs) >= LEFT_ALONE_MAX:
+            del self._backoffs[next(iter(self._backoffs))]
+        self._backoffs[key] = _Backoff(self.now() + patience_s, patience_s, lag_files)
         return patience_s
 
 
-class _Left(Exception):
+class _FilesLeft(Exception):
     def __init__(self, files: int, message: str) -> None:
         super().__init__(message)
         self.files = files
 
 
-def _registered(listed: dict[str, Any]) -> Registered:
+def _decode_listed(listed: dict[str, Any]) -> Registered:
     return Registered(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
 
 
-def _shown(table: Table) -> str:
+def _table_text(table: Table) -> str:
     return ".".join(table)

@@ -1,9 +1,9 @@
-"""Index files merged upward: many small ones of one definition become a larger one, which alone is asked.
+"""Merges small index files of one definition into a larger file.
 
-As in a log-structured merge tree with tiers: what builds write is level 0; as soon as a level has `FANOUT` files, they
-become one of the next. So a table has few index files however often it is written to, and each entry is copied once a
-level. Entries are copied as bytes wherever their kind allows; no data file is read. A data file that is described twice
-keeps the newer entry, and what no snapshot holds any more is left out.
+The scheme is that of a tiered LSM tree. Builds write index files of level 0. When a level has `FANOUT` files, they are
+merged into a file of the next level. A table therefore has few index files after any number of writes, and each entry
+is copied once for each level. Entries are copied as bytes if their kind supports it; no data file is read. If a data
+file has two entries, the newer entry is kept. Entries of data files that no snapshot contains are dropped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from seamark.metaserver.index.kinds.kinds import KINDS
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
-"""What a merge makes at most, about; a file of half of that or more is merged no further."""
+"""Approximate maximum size of a merged file. A file of half this size or more is not merged again."""
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A live index file, as the catalog lists it."""
+    """A live index file, as listed by the catalog."""
 
     location: str
     level: int
@@ -38,21 +38,21 @@ class Registered:
 
 
 def due(files: Iterable[Registered], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES) -> list[Registered]:
-    """The files that are to become one, oldest first; none when all is as it should be. The lowest level first."""
+    """The files of the lowest level that is due for a merge, oldest first; empty if no level is due."""
     levels: dict[int, list[Registered]] = {}
-    for one in sorted(files, key=lambda one: (one.created_ms, one.location)):
-        if one.size_bytes < size_max_bytes // 2:
-            levels.setdefault(one.level, []).append(one)
+    for file in sorted(files, key=lambda file: (file.created_ms, file.location)):
+        if file.size_bytes < size_max_bytes // 2:
+            levels.setdefault(file.level, []).append(file)
     for _, listed in sorted(levels.items()):
         if len(listed) < fanout:
             continue
         chosen: list[Registered] = []
         size_bytes = 0
-        for one in listed:
-            if chosen and size_bytes + one.size_bytes > size_max_bytes:
+        for file in listed:
+            if chosen and size_bytes + file.size_bytes > size_max_bytes:
                 break
-            chosen.append(one)
-            size_bytes += one.size_bytes
+            chosen.append(file)
+            size_bytes += file.size_bytes
         if len(chosen) > 1:
             return chosen
     return []
@@ -61,44 +61,49 @@ def due(files: Iterable[Registered], *, fanout: int = FANOUT, size_max_bytes: in
 def merge_index_files(
     locations: Sequence[str], folder: str, storage: Storage, *, dropped: Mapping[str, Iterable[int]] | None = None
 ) -> WrittenIndex:
-    """One index file of several of one table and definition, oldest first, written and durable.
+    """Merges index files of one table and definition, given oldest first, into a durable file.
 
-    `dropped` tells, by location, the numbers of data files to leave out. `location` is None where nothing is left.
-    Raises Corrupt or ValueError where one is damaged, naming it.
+    `dropped`: the ordinals of data files to leave out, by location. The result's `location` is None if no entry is
+    left. Corrupt or ValueError, with the location, for a damaged file.
     """
     opened = [open_index_file(storage.read(location), location) for location in locations]
-    said = {(one.header.table_uuid, one.header.definition, one.header.kind) for one in opened}
-    if len(said) != 1:
+    identities = {
+        (index_file.header.table_uuid, index_file.header.definition, index_file.header.kind) for index_file in opened
+    }
+    if len(identities) != 1:
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
-    kept = _kept(opened, dropped or {})
-    if not any(mask.any() for mask in kept):
+    masks = _kept_masks(opened, dropped or {})
+    if not any(mask.any() for mask in masks):
         return WrittenIndex(None, 0, 0, 0, ())
     header = opened[0].header
     kind = KINDS[header.kind]
-    files = FilesTable.merged(zip((one.files for one in opened), kept, strict=True))
+    files = FilesTable.merged(zip((index_file.files for index_file in opened), masks, strict=True))
     parts = assemble(
         header.definition,
         header.kind,
         files,
-        map(memoryview, kind.merge([(kind.open(one.blob), mask) for one, mask in zip(opened, kept, strict=True)])),
+        map(
+            memoryview,
+            kind.merge([(kind.open(index_file.blob), mask) for index_file, mask in zip(opened, masks, strict=True)]),
+        ),
         table_uuid=header.table_uuid,
         field_ids=header.field_ids,
-        level=max(one.header.level for one in opened) + 1,
+        level=max(index_file.header.level for index_file in opened) + 1,
     )
     location = f"{folder}/{uuid.uuid4()}.puffin"
     return WrittenIndex(location, len(files), files.rows, storage.write(location, parts), ())
 
 
-def _kept(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
-    """Of each file bool[data files]: not dropped, and in no newer file."""
+def _kept_masks(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
+    """For each index file bool[data files]: entries that are not dropped and in no newer index file."""
     seen: set[tuple[int, int]] = set()
-    kept: list[Mask] = []
-    for one in reversed(opened):
-        mask = np.ones(len(one.files), dtype=np.bool_)
-        mask[list(dropped.get(one.header.location, ()))] = False
-        for number, (high, low) in enumerate(one.files.ids.tolist()):
+    masks: list[Mask] = []
+    for index_file in reversed(opened):
+        mask = np.ones(len(index_file.files), dtype=np.bool_)
+        mask[list(dropped.get(index_file.header.location, ()))] = False
+        for number, (high, low) in enumerate(index_file.files.ids.tolist()):
             if mask[number]:
                 mask[number] = (high, low) not in seen
                 seen.add((high, low))
-        kept.append(mask)
-    return kept[::-1]
+        masks.append(mask)
+    return masks[::-1]

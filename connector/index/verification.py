@@ -1,8 +1,7 @@
-"""Index files held against themselves and against the data they describe: the audit behind `seamark index verify`.
+"""Verifies an index file: its checksums, its row counts, and its entries against the data files.
 
-Three questions, each harder than the last. Is the file whole (every checksum)? Does it count as many rows as its data
-files have (an index that silently loses entries is the worst kind)? Does it say of sampled data files what is in them,
-key by key, when these are read again?
+Three checks. All checksums of the file are correct. Its row counts equal those of its data files, so that no entries
+are lost. For a sample of its data files, which are read again, the entries match the keys in them.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from seamark.metaserver.index.keys.keys import Keys
 from seamark.metaserver.index.kinds.kinds import KINDS
 
 KEYS_SAMPLED = 50
-"""Of each sampled data file, for kinds that are asked key by key."""
+"""Keys of each sampled data file, for kinds that are compared key by key."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`problems` is empty for a sound file. `sampled` data files were read, `gone` were to be and are there no more."""
+    """`problems` is empty for a correct file. `sampled`: data files that were read. `gone`: data files that could not
+    be read, for example because they were deleted."""
 
     location: str
     files: int = 0
@@ -34,15 +34,15 @@ class Verdict:
     gone: int = 0
     problems: tuple[str, ...] = ()
     unread: bool = False
-    """Its bytes could not be had, or are damaged: another reader may know better."""
+    """The index file could not be read or is damaged; another reader may succeed."""
     newer: bool = False
-    """Of a version that is not known here: nothing is known to be wrong with it."""
+    """The index file has a newer format version, which cannot be verified; this is not an error."""
     listed: FilesTable | None = field(default=None, compare=False, repr=False)
-    """The data files that it describes, as far as it can be read."""
+    """The data files of the index file; None if it could not be read."""
 
 
 def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> Verdict:
-    """Reads the whole index file, and up to `sample` of its data files. Never raises for what is wrong with it."""
+    """Reads the whole index file and up to `sample` of its data files. Problems of the index file are never raised."""
     try:
         opened = open_index_file(task.storage.read(location), location)
         kind = KINDS[opened.header.kind]
@@ -53,8 +53,8 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
     except (Corrupt, ValueError, OSError) as error:
         return Verdict(location, problems=(str(error),), unread=True)
     verdict = Verdict(location, len(opened.files), opened.files.rows, listed=opened.files)
-    said, wanted = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
-    problems = [f"it is of table and index {said}, not {wanted}"] if said != wanted else []
+    actual, expected = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
+    problems = [f"it is of table and index {actual}, not {expected}"] if actual != expected else []
     if index.files != len(opened.files):
         problems.append(f"it indexes {index.files} data files and lists {len(opened.files)}")
     if miscounted := kind.check_rows(index, opened.files.rows):
@@ -66,16 +66,16 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         file = DataFile(path, int(opened.files.sizes[number]), int(opened.files.records[number]))
         try:
             columns = keys_of_file(task, file)
-        except (Unreadable, ValueError):  # cleaned up since, or a table that no longer reads as it did
+        except (Unreadable, ValueError):  # deleted since, or no longer readable with the table's current schema
             verdict = replace(verdict, gone=verdict.gone + 1)
             continue
         verdict = replace(verdict, sampled=verdict.sampled + 1)
-        found = kind.compare(index, number, columns, _sampled(columns[0], rng))
-        problems.extend(f"{path}: {problem}" for problem in found)
+        differences = kind.compare(index, number, columns, _sample_rows(columns[0], rng))
+        problems.extend(f"{path}: {problem}" for problem in differences)
     return replace(verdict, problems=tuple(problems))
 
 
-def _sampled(keys: Keys, rng: random.Random) -> list[int]:
-    """Rows that have a key."""
+def _sample_rows(keys: Keys, rng: random.Random) -> list[int]:
+    """A sample of the rows that have a key."""
     present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
     return rng.sample(present.tolist(), min(KEYS_SAMPLED, len(present)))

@@ -1,1 +1,1 @@
-"""Parquet data files of Iceberg tables, read for what this project needs beyond what engines do with them."""
+"""Parquet data files of Iceberg tables: columns by field id, row groups, pages and column metrics."""

@@ -1,10 +1,9 @@
-"""Columns of a data file by Iceberg field id, each row in its physical place.
+"""Reads columns of a data file by Iceberg field id, for indexes; rows keep their physical positions.
 
-The rule kept: what is returned is what every reader of the table sees, or nothing is (`Unreadable`). An index made of a
-column that readers see otherwise would hide rows; a file without an index is only read once too often. Columns are
-found by the ids in the Parquet schema (Iceberg spec: "Column Projection"). A file without ids, as an import leaves it,
-is not read: which of its columns is which depends on the table's name mapping, and an index would outlive a change of
-that. A column that the file lacks is null.
+The result equals what all readers of the table see; otherwise Unreadable is raised. An index of other values would hide
+rows, while a file without an index is only read more often. Columns are matched by the ids in the Parquet schema
+(Iceberg spec: "Column Projection"). A file without ids, for example an imported file, is not read: its columns depend
+on the table's name mapping, which may change after the index is built. A column that the file lacks is null.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ DECODED_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Projection:
-    """How the columns of one table are found in its files.
+    """How columns of a table are matched with the columns of its files.
 
-    `partitioned`: columns whose values stand in the partition of the file's spec, by identity; readers take them from
-    there where the file lacks them.
+    `partitioned`: columns with an identity field in the file's partition spec; if the file lacks them, readers take
+    their values from the partition.
     """
 
     schema: Schema
@@ -44,35 +43,35 @@ def read_columns(
     filesystem: fs.FileSystem,
     rows: int,
 ) -> dict[int, pa.ChunkedArray]:
-    """The columns, each of `rows` rows in the file's order, by id. `path` is as the file system wants it.
+    """The columns by id, each with `rows` rows in the file's order. `path` has the form of the file system.
 
-    Raises Unreadable when the file has another number of rows, is encrypted, takes too much memory, or leaves in doubt
-    what a column is.
+    Unreadable if the file has another number of rows, is encrypted, exceeds the memory limit, or has no unique column
+    for an id.
     """
-    wanted = list(dict.fromkeys(column_ids))
+    distinct_ids = list(dict.fromkeys(column_ids))
     try:
         with filesystem.open_input_file(path) as source:
             file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
             if file.rows != rows:
                 raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
             if not has_ids(file.schema):
-                told = "it has no field ids; readers tell its columns by a name mapping, which may change"
-                raise Unreadable(path, told)
-            columns = file.plain_columns(places_of(file.schema, wanted))
+                reason = "it has no field ids; readers tell its columns by a name mapping, which may change"
+                raise Unreadable(path, reason)
+            columns = file.plain_columns(places_of(file.schema, distinct_ids))
     except InDoubt as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
-    for column_id in wanted:
+    for column_id in distinct_ids:
         if column_id not in columns:
-            if told := _why_unknown(column_id, projection):
-                raise Unreadable(path, told)
+            if reason := _why_not_null(column_id, projection):
+                raise Unreadable(path, reason)
             columns[column_id] = pa.chunked_array([pa.nulls(rows)])
-    return {column_id: columns[column_id] for column_id in wanted}
+    return {column_id: columns[column_id] for column_id in distinct_ids}
 
 
-def _why_unknown(column_id: int, projection: Projection) -> str:
-    """Why a column that the file lacks is not null for readers, or nothing."""
+def _why_not_null(column_id: int, projection: Projection) -> str:
+    """Why a column that the file lacks is not null for readers; empty if it is null."""
     column = projection.schema.column(column_id)
     if column is None:
         return f"the table's schema has no column {column_id}"

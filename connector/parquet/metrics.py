@@ -1,13 +1,14 @@
-"""Column metrics of a data file, as manifests hold them: sizes, counts, and bounds by which readers leave files out.
+"""Column metrics of a data file for its manifest entry: sizes, counts, and the bounds by which readers prune files.
 
-The rule kept: a bound is never within the values. Bounds come from the Parquet footer where it is exact; it has none
-for values that are too long for it, so those are taken from the rows. NaN is in no bound and counted; a zero is -0.0 as
-a lower bound and 0.0 as an upper one, since engines compare them either way. A string cut short is a lower bound as it
-is; an upper one has its last code point (of bytes, its last byte) raised, or there is none (Iceberg spec, "Manifests").
+All values are within the bounds. Bounds come from the Parquet footer. The footer has no bounds for long values, so
+their bounds are computed from the rows. Bounds exclude NaN, which is counted. A zero becomes -0.0 in a lower bound and
+0.0 in an upper bound, because engines differ in comparing them. A truncated string is a valid lower bound; for an upper
+bound, its last code point (for binary, its last byte) is incremented, or the bound is omitted (Iceberg spec,
+"Manifests").
 
-Which columns have metrics is told by the table's properties as Iceberg's writers read them: `write.metadata.metrics.
-default`, `….column.<name>`, and by default the first 100 columns, with strings cut to 16. What is inside a list or a
-map has sizes only.
+The table's properties select the columns, with the meaning that they have in Iceberg's writers:
+`write.metadata.metrics.default` and `write.metadata.metrics.column.<name>`; by default the first 100 columns, with
+strings truncated to 16. Columns inside lists and maps have sizes only.
 """
 
 from __future__ import annotations
@@ -35,28 +36,31 @@ COLUMN_MODE = "write.metadata.metrics.column."
 INFERRED_MAX = "write.metadata.metrics.max-inferred-column-defaults"
 INFERRED_MAX_DEFAULT = 100
 FOOTER_BYTES_MAX = 4096
-"""Longer strings and bytes have no bounds in the footers that Arrow writes."""
+"""Arrow writes no bounds to the footer for longer strings and bytes."""
 
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
-_CUT = frozenset({"string", "binary", "fixed"})
+_TRUNCATABLE = frozenset({"string", "binary", "fixed"})
 _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
-"""In files, beside the table's columns: measured by default, and not among the first."""
+"""Columns of row lineage, which files contain in addition to the table's columns: they have metrics by default and do
+not count for the limit of columns."""
 _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "hour"})
 
 
 class LeafColumn(NamedTuple):
-    """A column of the Parquet file. `places` leads to it through structs; `repeated`: it is inside a list or a map."""
+    """A leaf column of a Parquet file. `places`: its path of positions through structs. `repeated`: in a list or
+    map."""
 
     id: int
     kind: str
     places: tuple[int, ...]
     repeated: bool
     path: str
-    """As Parquet spells it: `st.a`, `tags.list.element`."""
+    """The Parquet path: `st.a`, `tags.list.element`."""
 
 
 class Mode(NamedTuple):
-    """What is kept of a column. `length`: of strings and bytes; None for all of them."""
+    """The metrics of a column. `length`: the truncated length of bounds of strings and binaries; None: not
+    truncated."""
 
     counts: bool
     bounds: bool
@@ -68,7 +72,7 @@ _TRUNCATED = Mode(True, True, _DEFAULT)
 
 
 def leaves_of(schema: Schema) -> list[LeafColumn]:
-    """In the order of the columns of a Parquet file."""
+    """The leaf columns in the order of a Parquet file."""
     return list(_leaves(schema.fields, (), False, ""))
 
 
@@ -93,43 +97,43 @@ def _leaves_within(
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
-    """By column id; columns that are not named are of no interest. BadRequest for a limit that is no number."""
-    given = properties.get(DEFAULT_MODE)
+    """By column id; columns that are not listed have no metrics. BadRequest for a limit that is not a number."""
+    default = properties.get(DEFAULT_MODE)
     columns = schema.index.by_id
-    if given is not None:
-        otherwise = _mode(given, _TRUNCATED)
-        found = dict.fromkeys(columns, otherwise)
+    if default is not None:
+        fallback = _mode(default, _TRUNCATED)
+        modes = dict.fromkeys(columns, fallback)
     else:
         limit = as_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
-        everywhere = len(columns.keys() - _LINEAGE) <= limit
-        otherwise = _TRUNCATED if everywhere else _NONE
-        found = dict.fromkeys(columns if everywhere else _first(schema, limit), _TRUNCATED)
+        all_columns = len(columns.keys() - _LINEAGE) <= limit
+        fallback = _TRUNCATED if all_columns else _NONE
+        modes = dict.fromkeys(columns if all_columns else _first_columns(schema, limit), _TRUNCATED)
     for field in order.fields:
         if name_of(field.transform) in _ORDER_PRESERVING:
-            found |= dict.fromkeys(field.sources, otherwise if otherwise.bounds else _TRUNCATED)
+            modes |= dict.fromkeys(field.sources, fallback if fallback.bounds else _TRUNCATED)
     for name, text in properties.items():
         column = schema.column_named(name.removeprefix(COLUMN_MODE)) if name.startswith(COLUMN_MODE) else None
         if column is not None:
-            found[column.id] = _mode(text, otherwise)
-    return found
+            modes[column.id] = _mode(text, fallback)
+    return modes
 
 
-def _mode(text: str, otherwise: Mode) -> Mode:
-    """What makes no sense is as if it were not said, as in Iceberg's writers."""
-    plain = text.strip().lower()
-    if (match := _TRUNCATE.fullmatch(plain)) and int(match[1]):
+def _mode(text: str, fallback: Mode) -> Mode:
+    """The mode of a property; the fallback for an invalid value, as in Iceberg's writers."""
+    normalized = text.strip().lower()
+    if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
         return Mode(True, True, int(match[1]))
-    return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(plain, otherwise)
+    return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(normalized, fallback)
 
 
-def _first(schema: Schema, limit: int) -> list[int]:
-    """Ids of the first columns, those of a struct before those inside its structs, lists and maps."""
-    found: list[int] = []
+def _first_columns(schema: Schema, limit: int) -> list[int]:
+    """Ids of the first `limit` primitive columns; the columns of a struct come before those of nested types in it."""
+    ids: list[int] = []
 
     def walk(fields: list[tuple[int, Type]]) -> None:
-        found.extend([one for one, kind in fields if isinstance(kind, str)][: max(0, limit - len(found))])
+        ids.extend([column_id for column_id, kind in fields if isinstance(kind, str)][: max(0, limit - len(ids))])
         for _, kind in fields:
-            if len(found) >= limit:
+            if len(ids) >= limit:
                 return
             if isinstance(kind, StructType):
                 walk([(field.id, field.type) for field in kind.fields])
@@ -139,11 +143,12 @@ def _first(schema: Schema, limit: int) -> list[int]:
                 walk([(kind.key_id, kind.key), (kind.value_id, kind.value)])
 
     walk([(field.id, field.type) for field in schema.fields if field.id not in _LINEAGE])
-    return found
+    return ids
 
 
 class Metrics:
-    """Of one file. `add` is given each row group before it is written, `of` the footer in the end."""
+    """Collects the metrics of one file. Call `add` with each row group before it is written, then `of` with the
+    footer."""
 
     def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
         self._leaves = leaves
@@ -152,13 +157,13 @@ class Metrics:
             for leaf in leaves
         }
         self._nans: dict[tuple[int, int], int] = {}
-        """By row group and column id."""
-        self._long: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        """Least and greatest value of a row group whose footer has none."""
+        """NaN counts by row group and column id."""
+        self._long_values: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        """(min, max) by row group and column id, for columns with values that are too long for the footer."""
         self._groups = 0
 
     def add(self, rows: pa.Table) -> None:
-        """A row group, as a table of the file's Arrow schema."""
+        """`rows`: a row group with the file's Arrow schema."""
         for leaf in self._leaves:
             mode, name = self._modes[leaf.id], base_name(leaf.kind)
             if mode.counts and name in FLOATS:
@@ -167,20 +172,21 @@ class Metrics:
             elif mode.bounds and name in ("string", "binary"):
                 column = _column(rows, leaf)
                 if (pc.max(pc.binary_length(column)).as_py() or 0) > FOOTER_BYTES_MAX:
-                    found = pc.min_max(column.cast(pa.large_binary()))
-                    self._long[self._groups, leaf.id] = (found["min"].as_py(), found["max"].as_py())
+                    min_max = pc.min_max(column.cast(pa.large_binary()))
+                    self._long_values[self._groups, leaf.id] = (min_max["min"].as_py(), min_max["max"].as_py())
         self._groups += 1
 
     def of(self, footer: pq.FileMetaData) -> dict[str, Any]:
-        """`column-sizes`, `value-counts`, …, as in a ContentFile of the REST standard; those that are there."""
+        """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST
+        specification."""
         sizes = dict.fromkeys((leaf.id for leaf in self._leaves), 0)
         values: dict[int, int] = {}
         nulls: dict[int, int] = {}
         nans: dict[int, int] = {}
         lower: dict[int, bytes] = {}
         upper: dict[int, bytes] = {}
-        for place, leaf in enumerate(self._leaves):
-            chunks = [footer.row_group(group).column(place) for group in range(footer.num_row_groups)]
+        for position, leaf in enumerate(self._leaves):
+            chunks = [footer.row_group(group).column(position) for group in range(footer.num_row_groups)]
             sizes[leaf.id] = sum(chunk.total_compressed_size for chunk in chunks)
             mode = self._modes[leaf.id]
             if not mode.counts:
@@ -190,42 +196,42 @@ class Metrics:
                 nulls[leaf.id] = sum(chunk.statistics.null_count for chunk in chunks)
             if base_name(leaf.kind) in FLOATS:
                 nans[leaf.id] = sum(self._nans[group, leaf.id] for group in range(len(chunks)))
-            if mode.bounds and leaf.id in nulls and (ends := self._ends(leaf, chunks)) is not None:
-                lower[leaf.id] = encode(leaf.kind, lower_bound(leaf.kind, ends[0], mode.length))
-                most = upper_bound(leaf.kind, ends[1], mode.length)
-                if most is not None:
-                    upper[leaf.id] = encode(leaf.kind, most)
+            if mode.bounds and leaf.id in nulls and (min_max := self._min_max(leaf, chunks)) is not None:
+                lower[leaf.id] = encode(leaf.kind, lower_bound(leaf.kind, min_max[0], mode.length))
+                upper_value = upper_bound(leaf.kind, min_max[1], mode.length)
+                if upper_value is not None:
+                    upper[leaf.id] = encode(leaf.kind, upper_value)
         return {
-            "column-sizes": _counts(sizes),
-            "value-counts": _counts(values),
-            "null-value-counts": _counts(nulls),
-            **({"nan-value-counts": _counts(nans)} if nans else {}),
-            "lower-bounds": _bounds(lower),
-            "upper-bounds": _bounds(upper),
+            "column-sizes": _counts_map(sizes),
+            "value-counts": _counts_map(values),
+            "null-value-counts": _counts_map(nulls),
+            **({"nan-value-counts": _counts_map(nans)} if nans else {}),
+            "lower-bounds": _bounds_map(lower),
+            "upper-bounds": _bounds_map(upper),
         }
 
-    def _ends(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
-        """Least and greatest value; None where there is none, or it is not known."""
-        found: list[Any] = []
+    def _min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
+        """The minimum and maximum of a column; None if it has no values or they are unknown."""
+        values: list[Any] = []
         for group, chunk in enumerate(chunks):
-            said = chunk.statistics
-            if (group, leaf.id) in self._long:
-                found.extend(_value(leaf.kind, end) for end in self._long[group, leaf.id])
-            elif said.has_min_max:
-                found.extend(_value(leaf.kind, end) for end in (said.min_raw, said.max_raw))
-            elif chunk.num_values > said.null_count + self._nans.get((group, leaf.id), 0):
+            statistics = chunk.statistics
+            if (group, leaf.id) in self._long_values:
+                values.extend(_value(leaf.kind, value) for value in self._long_values[group, leaf.id])
+            elif statistics.has_min_max:
+                values.extend(_value(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
+            elif chunk.num_values > statistics.null_count + self._nans.get((group, leaf.id), 0):
                 return None
-        return (min(found), max(found)) if found else None
+        return (min(values), max(values)) if values else None
 
 
 def _column(rows: pa.Table, leaf: LeafColumn) -> pa.ChunkedArray:
-    """Null where a struct that it is in is null."""
+    """The column; null in rows where an enclosing struct is null."""
     column = rows.column(leaf.places[0])
     return pc.struct_field(column, list(leaf.places[1:])) if len(leaf.places) > 1 else column
 
 
 def _value(kind: str, raw: Any) -> Any:
-    """In the form of `expressions.py`, of a value as it stands in a footer."""
+    """The Python value of a footer's bound."""
     name = base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
@@ -233,26 +239,26 @@ def _value(kind: str, raw: Any) -> Any:
 
 
 def lower_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Not above any value of which `value` is the least. `length` is in code points, or bytes; None for all of them."""
+    """A lower bound of a column with the minimum `value`. `length`: in code points or bytes; None: not truncated."""
     name = base_name(kind)
     if name in FLOATS and value == 0:
         return -0.0
-    return value[:length] if name in _CUT else value
+    return value[:length] if name in _TRUNCATABLE else value
 
 
 def upper_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Not below any value of which `value` is the greatest; None where no value so short is."""
+    """An upper bound of a column with the maximum `value`; None if none exists with this length."""
     name = base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0
-    if name not in _CUT or length is None or len(value) <= length:
+    if name not in _TRUNCATABLE or length is None or len(value) <= length:
         return value
     return after_prefix(value[:length])
 
 
-def _counts(found: Mapping[int, int]) -> dict[str, list[int]]:
-    return {"keys": list(found), "values": list(found.values())}
+def _counts_map(by_id: Mapping[int, int]) -> dict[str, list[int]]:
+    return {"keys": list(by_id), "values": list(by_id.values())}
 
 
-def _bounds(found: Mapping[int, bytes]) -> dict[str, list[Any]]:
-    return {"keys": list(found), "values": [one.hex().upper() for one in found.values()]}
+def _bounds_map(by_id: Mapping[int, bytes]) -> dict[str, list[Any]]:
+    return {"keys": list(by_id), "values": [bound.hex().upper() for bound in by_id.values()]}

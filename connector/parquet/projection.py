@@ -1,10 +1,9 @@
-"""Columns of a Parquet file as the table has them: found by field id, of the types of today, filled in where absent.
+"""Projects the columns of a Parquet file to the table's schema: by field id, with type promotion and default values.
 
-The rule it keeps (Iceberg spec, "Column Projection" and "Schema Evolution"): a column is the one that carries its id,
-whatever it is called now and wherever it stands; one that the file lacks is the partition's value, where the file's
-spec has it by identity, else its initial default, else null. Files without ids are read by the table's name mapping, or
-not at all: readers disagree on what else their columns may be. Types only widen; a file whose column is of a type that
-cannot become the table's is refused, naming it.
+The rules are those of the Iceberg spec, "Column Projection" and "Schema Evolution". Columns match by id, for any name
+and position. A column that the file lacks has the value of an identity partition field, else its initial default, else
+null. Files without ids are read only with the table's name mapping, because readers disagree on other ways to match
+columns. Types can only widen; InDoubt, with the column's name, for a type that cannot be promoted to the table's type.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class NameMapping(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def parse_name_mapping(text: str) -> tuple[NameMapping, ...]:
-    """ValueError for what is none."""
+    """ValueError for an invalid name mapping."""
     try:
         return msgspec.json.decode(text, type=tuple[NameMapping, ...])
     except msgspec.MsgspecError as error:
@@ -41,75 +40,78 @@ def parse_name_mapping(text: str) -> tuple[NameMapping, ...]:
 
 
 def identified(fields: Sequence[pa.Field], mapping: Sequence[NameMapping] | None) -> list[pa.Field]:
-    """The columns of a file, with the ids that it has or that the mapping gives it. InDoubt where there are none."""
+    """The columns of a file with its ids, or with ids from the name mapping. InDoubt if it has neither."""
     if has_ids(fields):
         return list(fields)
     if mapping is None:
         raise InDoubt("it has no field ids, and the table has no name mapping (schema.name-mapping.default)")
-    return [_mapped(one, one.name, mapping) for one in fields]
+    return [_with_mapped_ids(field, field.name, mapping) for field in fields]
 
 
-def _mapped(field: pa.Field, name: str, mapping: Iterable[NameMapping]) -> pa.Field:
-    found = next((one for one in mapping if name in one.names), None)
-    if found is None:
+def _with_mapped_ids(field: pa.Field, name: str, mapping: Iterable[NameMapping]) -> pa.Field:
+    entry = next((candidate for candidate in mapping if name in candidate.names), None)
+    if entry is None:
         return field
-    kind, inside = field.type, found.fields
+    kind, children = field.type, entry.fields
     if pa.types.is_struct(kind):
-        kind = pa.struct([_mapped(one, one.name, inside) for one in kind])
+        kind = pa.struct([_with_mapped_ids(child, child.name, children) for child in kind])
     elif pa.types.is_map(kind):
-        kind = pa.map_(_mapped(kind.key_field, "key", inside), _mapped(kind.item_field, "value", inside))
+        kind = pa.map_(
+            _with_mapped_ids(kind.key_field, "key", children), _with_mapped_ids(kind.item_field, "value", children)
+        )
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = pa.list_(_mapped(kind.value_field, "element", inside))
-    made = pa.field(field.name, kind, nullable=field.nullable)
-    return made if found.field_id is None else made.with_metadata({FIELD_ID: str(found.field_id)})
+        kind = pa.list_(_with_mapped_ids(kind.value_field, "element", children))
+    mapped = pa.field(field.name, kind, nullable=field.nullable)
+    return mapped if entry.field_id is None else mapped.with_metadata({FIELD_ID: str(entry.field_id)})
 
 
 class Projected:
-    """How the wanted columns are made of the batches of one file; their types are those of `plain_type`."""
+    """Projects batches of one file to the given fields. The resulting types are those of `plain_type`."""
 
     def __init__(
-        self, file: Sequence[pa.Field], wanted: Iterable[Field], partition: Mapping[int, Value | None]
+        self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
     ) -> None:
-        """`file` with ids (`identified`); `partition` the values that its partition has by identity, by column id.
-        InDoubt where it is unclear which column is meant, or what it holds is not what the table has there."""
-        names = [one.name for one in file]
-        self._made: dict[int, tuple[str, Convert] | pa.Scalar] = {}
-        for field in wanted:
-            place = _place(file, field.id)
-            if place is None:
-                self._made[field.id] = _filled(field, partition)
+        """`file`: its columns with ids (`identified`). `partition`: the values of identity partition fields, by column
+        id. InDoubt if no unique column matches a field, or its type cannot be promoted."""
+        names = [column.name for column in file]
+        self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
+        for field in fields:
+            position = _position_of(file, field.id)
+            if position is None:
+                self._sources[field.id] = _default_value(field, partition)
                 continue
-            name = names[place]
+            name = names[position]
             if names.count(name) > 1:
                 raise InDoubt(f"it has {names.count(name)} columns named {name!r}")
-            self._made[field.id] = (name, _converted(file[place].type, field.type, field.name, partition))
+            self._sources[field.id] = (name, _converter(file[position].type, field.type, field.name, partition))
 
     def names(self, column_ids: Iterable[int]) -> list[str]:
-        """Of those of the columns that are to be read from the file."""
-        found = (self._made[one] for one in column_ids)
-        return list(dict.fromkeys(one[0] for one in found if isinstance(one, tuple)))
+        """The names of the file's columns that must be read for these columns."""
+        sources = (self._sources[column_id] for column_id in column_ids)
+        return list(dict.fromkeys(source[0] for source in sources if isinstance(source, tuple)))
 
     def columns(self, batch: pa.RecordBatch | None, column_ids: Iterable[int], rows: int) -> dict[int, pa.Array]:
-        """Of a batch of so many rows that holds these `names`, maybe beside others; None where there are none."""
-        made = {}
+        """The projected columns by id. `batch`: `rows` rows with at least the columns of `names`; None if that is
+        empty."""
+        arrays = {}
         for column_id in column_ids:
-            found = self._made[column_id]
-            if isinstance(found, tuple) and batch is not None:
-                name, convert = found
-                made[column_id] = convert(batch.column(batch.schema.names.index(name)))
-            elif isinstance(found, pa.Scalar):
-                made[column_id] = _repeated(found, rows)
-        return made
+            source = self._sources[column_id]
+            if isinstance(source, tuple) and batch is not None:
+                name, convert = source
+                arrays[column_id] = convert(batch.column(batch.schema.names.index(name)))
+            elif isinstance(source, pa.Scalar):
+                arrays[column_id] = _repeated(source, rows)
+        return arrays
 
 
-def _place(fields: Iterable[pa.Field], field_id: int) -> int | None:
-    found = [number for number, one in enumerate(fields) if id_of(one) == field_id]
-    if len(found) > 1:
-        raise InDoubt(f"it has {len(found)} columns that may be column {field_id}")
-    return found[0] if found else None
+def _position_of(fields: Iterable[pa.Field], field_id: int) -> int | None:
+    positions = [position for position, field in enumerate(fields) if id_of(field) == field_id]
+    if len(positions) > 1:
+        raise InDoubt(f"it has {len(positions)} columns that may be column {field_id}")
+    return positions[0] if positions else None
 
 
-def _filled(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
+def _default_value(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
     if isinstance(field.type, str) and field.id in partition:
         return arrow_array(field.type, [partition[field.id]])[0]
     if isinstance(field.type, str) and field.initial_default is not None:
@@ -121,45 +123,51 @@ def _repeated(value: pa.Scalar, rows: int) -> pa.Array:
     return pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
 
 
-def _converted(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
-    wanted = plain_type(target)
+def _converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
+    arrow_type = plain_type(target)
     match target:
         case StructType() if pa.types.is_struct(kind):
-            return _struct(kind, target, name, partition)
+            return _struct_converter(kind, target, name, partition)
         case ListType() if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             _same_id(kind.value_field, target.element_id, name)
-            element = _converted(kind.value_type, target.element, f"{name}.element", {})
-            return lambda array: _listed(array, element, wanted)
+            element = _converter(kind.value_type, target.element, f"{name}.element", {})
+            return lambda array: _convert_list(array, element, arrow_type)
         case MapType() if pa.types.is_map(kind):
             _same_id(kind.key_field, target.key_id, name)
             _same_id(kind.item_field, target.value_id, name)
-            key = _converted(kind.key_type, target.key, f"{name}.key", {})
-            value = _converted(kind.item_type, target.value, f"{name}.value", {})
-            return lambda array: _mapping(array, key, value, wanted)
-        case str() if kind.equals(wanted):
+            key = _converter(kind.key_type, target.key, f"{name}.key", {})
+            value = _converter(kind.item_type, target.value, f"{name}.value", {})
+            return lambda array: _convert_map(array, key, value, arrow_type)
+        case str() if kind.equals(arrow_type):
             return lambda array: array
-        case str() if _widens(_stored(kind), wanted):
-            return lambda array: _cast(array, wanted, name)
-    raise InDoubt(f"its column for {name} is of type {kind}, which cannot be read as {wanted}")
+        case str() if _widens(_storage_type(kind), arrow_type):
+            return lambda array: _exact_cast(array, arrow_type, name)
+    raise InDoubt(f"its column for {name} is of type {kind}, which cannot be read as {arrow_type}")
 
 
-def _struct(kind: pa.DataType, target: StructType, name: str, partition: Mapping[int, Value | None]) -> Convert:
-    made: list[tuple[int, Convert] | pa.Scalar] = []
+def _struct_converter(
+    kind: pa.DataType, target: StructType, name: str, partition: Mapping[int, Value | None]
+) -> Convert:
+    sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
-        place = _place(kind, field.id)
-        if place is None:
-            made.append(_filled(field, partition))
+        position = _position_of(kind, field.id)
+        if position is None:
+            sources.append(_default_value(field, partition))
         else:
-            made.append((place, _converted(kind.field(place).type, field.type, f"{name}.{field.name}", partition)))
+            sources.append(
+                (position, _converter(kind.field(position).type, field.type, f"{name}.{field.name}", partition))
+            )
     fields = list(plain_type(target))
 
     def convert(array: pa.Array) -> pa.Array:
         children = [
-            one[1](pc.struct_field(array, [one[0]])) if isinstance(one, tuple) else _repeated(one, len(array))
-            for one in made
+            source[1](pc.struct_field(array, [source[0]]))
+            if isinstance(source, tuple)
+            else _repeated(source, len(array))
+            for source in sources
         ]
-        if not children:  # from which no length could be told
-            return pa.array([{} if one else None for one in array.is_valid().to_pylist()], pa.struct([]))
+        if not children:  # StructArray.from_arrays takes the length from the children
+            return pa.array([{} if valid else None for valid in array.is_valid().to_pylist()], pa.struct([]))
         return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
 
     return convert
@@ -170,46 +178,46 @@ def _same_id(field: pa.Field, field_id: int, name: str) -> None:
         raise InDoubt(f"what is inside its column for {name} has the id {id_of(field)}, not {field_id}")
 
 
-def _listed(array: pa.Array, element: Convert, wanted: pa.DataType) -> pa.Array:
+def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) -> pa.Array:
     offsets, first, last = _offsets(array)
     values = element(array.values.slice(first, last - first))
-    return pa.ListArray.from_arrays(offsets, values, type=wanted, mask=array.is_null())
+    return pa.ListArray.from_arrays(offsets, values, type=arrow_type, mask=array.is_null())
 
 
-def _mapping(array: pa.Array, key: Convert, value: Convert, wanted: pa.DataType) -> pa.Array:
+def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.DataType) -> pa.Array:
     offsets, first, last = _offsets(array)
     keys, items = key(array.keys.slice(first, last - first)), value(array.items.slice(first, last - first))
-    return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=array.is_null())
+    return pa.MapArray.from_arrays(offsets, keys, items, type=arrow_type, mask=array.is_null())
 
 
 def _offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """From 0 on, and where the first begins and the last ends."""
-    found = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    return pa.array((found - found[0]).astype(np.int32)), int(found[0]), int(found[-1])
+    """The offsets relative to the first offset; the first offset; the last offset."""
+    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
+def _storage_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
-        return _stored(kind.storage_type)
+        return _storage_type(kind.storage_type)
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a file's column of one Arrow type can be read as another: promotions, and other spellings of one type."""
-    if kind.equals(wanted) or pa.types.is_null(kind):
+def _widens(kind: pa.DataType, target: pa.DataType) -> bool:
+    """Whether an Arrow type can be read as another: type promotions, and other Arrow types of the same values."""
+    if kind.equals(target) or pa.types.is_null(kind):
         return True
-    if pa.types.is_integer(wanted):
-        return bool(pa.types.is_integer(kind)) and kind.bit_width <= wanted.bit_width
-    if pa.types.is_floating(wanted):
-        return bool(pa.types.is_floating(kind)) and kind.bit_width <= wanted.bit_width
-    if pa.types.is_decimal(wanted):
-        return bool(pa.types.is_decimal(kind)) and kind.scale == wanted.scale and kind.precision <= wanted.precision
-    if pa.types.is_timestamp(wanted):
-        # A zone or none is the table's to say: writers of INT96 could not.
-        return bool(pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and wanted.tz is None))
-    if pa.types.is_time(wanted):
+    if pa.types.is_integer(target):
+        return bool(pa.types.is_integer(kind)) and kind.bit_width <= target.bit_width
+    if pa.types.is_floating(target):
+        return bool(pa.types.is_floating(kind)) and kind.bit_width <= target.bit_width
+    if pa.types.is_decimal(target):
+        return bool(pa.types.is_decimal(kind)) and kind.scale == target.scale and kind.precision <= target.precision
+    if pa.types.is_timestamp(target):
+        # The table's type decides about the time zone: INT96 timestamps do not contain it.
+        return bool(pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and target.tz is None))
+    if pa.types.is_time(target):
         return bool(pa.types.is_time(kind))
-    return wanted in (pa.string(), pa.binary()) and kind in _BYTES
+    return target in (pa.string(), pa.binary()) and kind in _BYTES
 
 
 _BYTES = frozenset(
@@ -220,16 +228,16 @@ _BYTES = frozenset(
 )
 
 
-def _cast(array: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
-    """Nothing is rounded or cut off."""
+def _exact_cast(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+    """Casts without rounding or truncation. InDoubt if that is not possible."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     try:
-        if pa.types.is_timestamp(wanted) and pa.types.is_timestamp(array.type):
+        if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):
             plain = array.view(pa.timestamp(array.type.unit))
-            return plain.cast(pa.timestamp(wanted.unit)).view(wanted)
-        return array.cast(wanted)
+            return plain.cast(pa.timestamp(target.unit)).view(target)
+        return array.cast(target)
     except pa.ArrowException as error:
-        raise InDoubt(f"its column for {name} does not hold {wanted}: {str(error).splitlines()[0]}") from None
+        raise InDoubt(f"its column for {name} does not hold {target}: {str(error).splitlines()[0]}") from None

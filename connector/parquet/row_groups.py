@@ -1,8 +1,8 @@
-"""Row groups that cannot hold a row that a filter is true for, by the statistics in a Parquet file's footer.
+"""Prunes row groups that cannot contain a matching row, by the statistics in the footer of a Parquet file.
 
-The rule it keeps: doubt keeps the row group. Looked at are columns whose physical values compare as the table's do:
-integers, dates and timestamps in the table's unit, floats and strings. Statistics of floats leave NaN out, which is
-above every number, so no upper bound of theirs rules anything out.
+A row group is kept if its statistics are missing or uncertain. Only columns whose physical values have the order of the
+table's values are compared: integers, dates and timestamps in the table's unit, floats and strings. Statistics of
+floats exclude NaN, which is larger than every number, so the upper bound of a float column prunes nothing.
 """
 
 from __future__ import annotations
@@ -25,33 +25,37 @@ _COMPARED = _WHOLE | FLOATS | {"string"}
 
 
 class RowGroups:
-    """Of one file, for one filter, which is bound."""
+    """The row groups of one file, for one bound filter."""
 
     def __init__(self, file: pq.FileMetaData, fields: Iterable[pa.Field], expression: Expression) -> None:
-        """`fields` are the file's columns, with ids."""
+        """`fields`: the file's columns, with ids."""
         self._file = file
         self._expression = expression
         self._chunks = _chunks(file, list(fields), predicates_of(expression))
 
     def may_match(self, number: int) -> bool:
-        return self._may(self._expression, self._file.row_group(number))
+        return self._expression_may_match(self._expression, self._file.row_group(number))
 
-    def _may(self, expression: Expression, group: pq.RowGroupMetaData) -> bool:
+    def _expression_may_match(self, expression: Expression, group: pq.RowGroupMetaData) -> bool:
         match expression:
             case And(children):
-                return all(self._may(one, group) for one in children)
+                return all(self._expression_may_match(child, group) for child in children)
             case Or(children):
-                return any(self._may(one, group) for one in children)
+                return any(self._expression_may_match(child, group) for child in children)
             case Always(value):
                 return value
             case Bound() if expression.column_id in self._chunks:
-                return _may(expression, group.column(self._chunks[expression.column_id]))
+                return _predicate_may_match(expression, group.column(self._chunks[expression.column_id]))
         return True
 
 
 def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]) -> dict[int, int]:
-    """The number of the column chunk of each column that can be looked at, by column id."""
-    kinds = {one.column_id: one.kind for one in predicates if one.transform == IDENTITY and one.kind in _COMPARED}
+    """The ordinal of the column chunk of each column whose statistics can be compared, by column id."""
+    kinds = {
+        predicate.column_id: predicate.kind
+        for predicate in predicates
+        if predicate.transform == IDENTITY and predicate.kind in _COMPARED
+    }
     try:
         places = places_of(fields, kinds)
     except InDoubt:
@@ -59,36 +63,36 @@ def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[
     paths: dict[str, list[int]] = {}
     for number in range(file.num_columns):
         paths.setdefault(file.schema.column(number).path, []).append(number)
-    found = {}
+    chunks = {}
     for column_id, place in places.items():
         numbers = paths.get(".".join(place), [])
         if len(numbers) == 1 and _comparable(_type_at(fields, place), kinds[column_id]):
-            found[column_id] = numbers[0]
-    return found
+            chunks[column_id] = numbers[0]
+    return chunks
 
 
 def _type_at(fields: list[pa.Field], place: tuple[str, ...]) -> pa.DataType:
-    kind = next(one.type for one in fields if one.name == place[0])
+    kind = next(field.type for field in fields if field.name == place[0])
     for name in place[1:]:
         kind = kind.field(name).type
     return kind
 
 
 def _comparable(kind: pa.DataType, target: str) -> bool:
-    wanted = plain_type(target)
+    target_type = plain_type(target)
     if target in ("long", "double"):
         return kind in (pa.int32(), pa.int64()) if target == "long" else kind in (pa.float32(), pa.float64())
     if pa.types.is_timestamp(kind):
-        return bool(pa.types.is_timestamp(wanted)) and kind.unit == wanted.unit
-    return bool(kind.equals(wanted)) or (target == "string" and kind == pa.large_string())
+        return bool(pa.types.is_timestamp(target_type)) and kind.unit == target_type.unit
+    return bool(kind.equals(target_type)) or (target == "string" and kind == pa.large_string())
 
 
-def _may(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> bool:
-    found = chunk.statistics
-    if found is None:
+def _predicate_may_match(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> bool:
+    statistics = chunk.statistics
+    if statistics is None:
         return True
     op = predicate.op
-    nulls = found.null_count if found.has_null_count else None
+    nulls = statistics.null_count if statistics.has_null_count else None
     empty = nulls is not None and nulls == chunk.num_values
     if op is Op.IS_NULL:
         return nulls is None or nulls > 0
@@ -96,22 +100,22 @@ def _may(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> bool:
         return True
     if empty:
         return False
-    if not found.has_min_max or op in (Op.NOT_NULL, Op.IS_NAN):
+    if not statistics.has_min_max or op in (Op.NOT_NULL, Op.IS_NAN):
         return True
-    return _within(predicate, *_bounds(predicate.kind, found))
+    return _range_may_match(predicate, *_min_max(predicate.kind, statistics))
 
 
-def _bounds(kind: str, found: Any) -> tuple[Any, Any]:
-    low, high = found.min_raw, found.max_raw
+def _min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
+    low, high = statistics.min_raw, statistics.max_raw
     if kind != "string":
         return low, high
-    return tuple(one.encode() if isinstance(one, str) else bytes(one) for one in (low, high))  # type: ignore[return-value]
+    return tuple(bound.encode() if isinstance(bound, str) else bytes(bound) for bound in (low, high))  # type: ignore[return-value]
 
 
-def _within(predicate: Bound, low: Any, high: Any) -> bool:
-    if low != low or high != high:  # NaN, which no writer should have put there
+def _range_may_match(predicate: Bound, low: Any, high: Any) -> bool:
+    if low != low or high != high:  # NaN, which writers must not use as a bound
         return True
-    values: list[Any] = [one.encode() if isinstance(one, str) else one for one in predicate.values]
+    values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
     floats = predicate.kind in FLOATS
     match predicate.op:
         case Op.LT:
@@ -123,7 +127,7 @@ def _within(predicate: Bound, low: Any, high: Any) -> bool:
         case Op.GT_EQ:
             return floats or bool(high >= values[0])
         case Op.EQ | Op.IN:
-            return any(low <= one <= high for one in values)
+            return any(low <= value <= high for value in values)
         case Op.STARTS_WITH:
             return bool(low[: len(values[0])] <= values[0] <= high[: len(values[0])])
     return True

@@ -1,1 +1,1 @@
-"""Tables read: the tasks of a plan, their rows, and what changed between snapshots."""
+"""Reads tables: plans scan tasks, reads their rows, and computes changes between snapshots."""

@@ -1,13 +1,12 @@
-"""What changed between two snapshots of a branch, as tasks to read: rows inserted, and rows deleted.
+"""Changes between two snapshots of a branch, as scan tasks for inserted and for deleted rows.
 
-The rule it keeps: the rows before, with the inserted and without the deleted ones, are the rows after, as multisets.
-It is told from the plans of both snapshots, so deletes of every kind are: a file that only the later one has was
-inserted, one that only the earlier one has was deleted, and of a file that both have those rows were deleted that the
-later one's deletes took and the earlier one's did not. Rewriting files changes no rows (operation `replace`), so what
-lies between two such snapshots is compared, never across one. Rows that a copy-on-write commit carried over into a new
-file are deleted and inserted.
+As multisets, the rows of the earlier snapshot plus the inserted rows minus the deleted rows equal the rows of the later
+snapshot. The changes are computed from the plans of both snapshots. A file only in the later plan is inserted; a file
+only in the earlier plan is deleted. In a file of both plans, the rows are deleted that only the later delete files
+delete. Rewrites of files (operation `replace`) do not change rows, so snapshots are compared only between rewrites, not
+across them. Rows that a copy-on-write commit copies to a new file are both deleted and inserted.
 
-Plans are made without a filter: an index may rule a file out of one snapshot and not be there for the other.
+The plans have no filter: an index may prune a file in one snapshot and not in the other.
 """
 
 from __future__ import annotations
@@ -33,56 +32,58 @@ class SnapshotChange(NamedTuple):
 
 
 def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
-    """The snapshots after `start`, up to and with `end`, oldest first. `table` was opened with its history.
+    """The snapshots after `start`, up to and including `end`, oldest first. `table` must be opened with its history.
 
-    BadRequest unless the start is an ancestor of the end, or the end has no ancestor that has expired.
+    BadRequest if `start` is not an ancestor of `end`; without `start`, if an ancestor of `end` has expired.
     """
-    known = {one.snapshot_id: one for one in table.history}
-    found: list[Snapshot] = []
-    at: int | None = end
-    while at is not None and at != start:
-        snapshot = known.get(at)
-        if snapshot is None and start is None and found:
-            raise BadRequest(f"Snapshot {at} has expired, so that what was there before it is not known: give a start")
-        if snapshot is None or len(found) > len(known):
-            raise BadRequest(f"Cannot find snapshot {at}: it is not, or no longer, in the table's metadata")
-        found.append(snapshot)
-        at = snapshot.parent_snapshot_id
-    if at != start:
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in table.history}
+    path: list[Snapshot] = []
+    snapshot_id: int | None = end
+    while snapshot_id is not None and snapshot_id != start:
+        snapshot = by_id.get(snapshot_id)
+        if snapshot is None and start is None and path:
+            raise BadRequest(
+                f"Snapshot {snapshot_id} has expired, so that what was there before it is not known: give a start"
+            )
+        if snapshot is None or len(path) > len(by_id):
+            raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
+        path.append(snapshot)
+        snapshot_id = snapshot.parent_snapshot_id
+    if snapshot_id != start:
         raise BadRequest(f"Snapshot {start} is not an ancestor of snapshot {end}")
-    return found[::-1]
+    return path[::-1]
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """From the rows of `start` (none: the empty table) to those of `end`, both snapshots of the table."""
+    """The changes from snapshot `start` (None: the empty table) to snapshot `end`."""
     for before, after in _segments(history(table, start, end), start):
-        yield from _between(client, table, before, after)
+        yield from _compare_plans(client, table, before, after)
 
 
 def _segments(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
-    """(before, after) without a `replace` in between."""
+    """Pairs of snapshots (before, after) without a `replace` between them."""
     before, after = start, start
-    for one in snapshots:
-        if one.summary_map().get(OPERATION) == REPLACE:
+    for snapshot in snapshots:
+        if snapshot.summary_map().get(OPERATION) == REPLACE:
             if after is not None and after != before:
                 yield before, after
-            before = one.snapshot_id
-        after = one.snapshot_id
+            before = snapshot.snapshot_id
+        after = snapshot.snapshot_id
     if after is not None and after != before:
         yield before, after
 
 
-def _between(client: SeamarkClient, table: OpenTable, before: int | None, after: int) -> Iterator[SnapshotChange]:
+def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, after: int) -> Iterator[SnapshotChange]:
     earlier: dict[str, ScanTask] = {}
     if before is not None:
-        earlier = {one.path: one for one in plan(client, replace(table, snapshot_id=before))}
+        earlier = {task.path: task for task in plan(client, replace(table, snapshot_id=before))}
     for task in plan(client, replace(table, snapshot_id=after)):
-        was = earlier.pop(task.path, None)
-        if was is None:
+        earlier_task = earlier.pop(task.path, None)
+        if earlier_task is None:
             yield SnapshotChange(INSERT, task)
-        elif list(was.deletes) != list(task.deletes):
-            yield SnapshotChange(DELETE, replace(was, removed_by=task.deletes))
-            if any(one not in task.deletes for one in was.deletes):  # deletes that were taken back, or replaced
-                yield SnapshotChange(INSERT, replace(task, removed_by=was.deletes))
-    for gone in earlier.values():
-        yield SnapshotChange(DELETE, gone)
+        elif list(earlier_task.deletes) != list(task.deletes):
+            yield SnapshotChange(DELETE, replace(earlier_task, removed_by=task.deletes))
+            if any(file not in task.deletes for file in earlier_task.deletes):  # deletes were removed or replaced
+                yield SnapshotChange(INSERT, replace(task, removed_by=earlier_task.deletes))
+    for task in earlier.values():
+        yield SnapshotChange(DELETE, task)

@@ -1,9 +1,8 @@
-"""Which rows of a data file its delete files took, as a plan lists them.
+"""Deleted rows of a data file, by the delete files that a plan lists for it.
 
-The rule it keeps: a delete file is understood whole, or reading stops with what is wrong with it (`Unreadable`); no row
-comes back to life because a file could not be read. Which delete files apply to a data file, by sequence numbers and
-partitions, is the plan's to say. Keys of equality deletes are compared as Iceberg's Java library compares them: null is
-equal to null, NaN to NaN, and -0.0 is not 0.0.
+Each delete file is decoded completely; otherwise Unreadable is raised. No row is undeleted because a file could not be
+read. The plan decides which delete files apply to a data file, by sequence numbers and partitions. Keys of equality
+deletes compare as in Iceberg's Java library: null equals null, NaN equals NaN, and -0.0 does not equal 0.0.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from seamark.metaserver.index.keys.hashing import hash_halves
 from seamark.metaserver.index.keys.terms import resolve_id
 
 KEPT_BYTES = 256 << 20
-"""Of delete files that apply to many data files."""
+"""Cached content of delete files, which may apply to many data files."""
 DECODED_BYTES = 4 << 30
-"""Memory that one delete file may take; reading stops at one that takes more."""
+"""Maximum memory of one decoded delete file; Unreadable for a larger file."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class DeletedRowSet:
-    """Rows of one data file: `positions` ascending, and those whose key is in one of the sets."""
+    """Deleted rows of one data file: those at `positions` (ascending), and those with a key in one of the sets."""
 
     positions: Longs
     keys: tuple[tuple[Columns, DeletedKeys], ...]
 
     @property
     def column_ids(self) -> set[int]:
-        """Of the columns that `by_key` compares."""
+        """The columns that `by_key` compares."""
         return {column_id for columns, _ in self.keys for column_id, _ in columns}
 
     def by_position(self, first: int, rows: int) -> Mask | None:
-        """bool[rows] of the rows from `first` on; None where none is gone."""
+        """bool[rows]: whether the rows from position `first` on are deleted by position; None if none is."""
         start, end = np.searchsorted(self.positions, (first, first + rows)).tolist()
         if start == end:
             return None
@@ -66,13 +65,15 @@ class DeletedRowSet:
         return mask
 
     def by_key(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-        """bool[rows]. ValueError where a column does not hold values of its type."""
+        """bool[rows]: whether rows are deleted by key. ValueError if a column has values of another type."""
         mask = np.zeros(rows, dtype=np.bool_)
-        made: dict[Columns, Any] = {}
-        for named, keys in self.keys:
-            if named not in made:
-                made[named] = hash_halves([keys_of(columns[column_id], kind) for column_id, kind in named])
-            mask |= keys.exact.has(*made[named])
+        hashes_by_columns: dict[Columns, Any] = {}
+        for columns_of_keys, keys in self.keys:
+            if columns_of_keys not in hashes_by_columns:
+                hashes_by_columns[columns_of_keys] = hash_halves(
+                    [keys_of(columns[column_id], kind) for column_id, kind in columns_of_keys]
+                )
+            mask |= keys.exact.has(*hashes_by_columns[columns_of_keys])
         return mask
 
 
@@ -80,24 +81,24 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 
 
 def united(*positions: Longs) -> Longs:
-    """Of all, each once, ascending. Where most ascend already sorting by runs is quick: numpy's own union hashes, and
-    took half of a batch's time in a table of many batches."""
-    both = np.sort(np.concatenate(positions), kind="stable")
-    first = np.ones(len(both), dtype=np.bool_)
-    first[1:] = both[1:] != both[:-1]
-    return both[first]
+    """The distinct positions, ascending. A stable sort is fast for inputs that are mostly sorted; numpy's own union
+    hashes, and took half of the time of a batch in a table of many batches."""
+    all_positions = np.sort(np.concatenate(positions), kind="stable")
+    first = np.ones(len(all_positions), dtype=np.bool_)
+    first[1:] = all_positions[1:] != all_positions[:-1]
+    return all_positions[first]
 
 
 class Deletes:
-    """Delete files of one table, read once as long as they are kept."""
+    """Reads and caches the delete files of one table."""
 
     def __init__(self, storage: Storage, metadata: TableMetadata) -> None:
         self._storage = storage
         self._metadata = metadata
-        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
+        self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
 
     def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
-        """What these delete files (REST spec, schema `DeleteFile`) took of a data file. Unreadable."""
+        """The rows of a data file that these delete files (REST spec, schema `DeleteFile`) delete. Unreadable."""
         if not files:
             return NOTHING
         positions, keys, vectors = [], [], 0
@@ -121,7 +122,8 @@ class Deletes:
             return ()
         try:
             terms = [
-                resolve_id(IDENTITY, one, self._metadata.current_schema, self._metadata.schemas) for one in file.columns
+                resolve_id(IDENTITY, column_id, self._metadata.current_schema, self._metadata.schemas)
+                for column_id in file.columns
             ]
         except BadRequest as error:
             raise Unreadable(file.path, f"its keys are of columns that are not compared: {error.message}") from None
@@ -131,10 +133,10 @@ class Deletes:
 
     def _content(self, file: DeleteFile, columns: Columns) -> Content:
         key = (file.path, file.offset, columns)
-        content = self._kept.get(key)
+        content = self._cache.get(key)
         if content is None:
             content = decoded(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES)
-            self._kept.put(key, content, content.size_bytes)
+            self._cache.put(key, content, content.size_bytes)
         return content
 
     def _bytes(self, file: DeleteFile) -> memoryview:
@@ -149,7 +151,7 @@ class Deletes:
 
 
 def delete_file(json: Mapping[str, Any]) -> DeleteFile:
-    """From the standard's JSON. Unreadable for a kind of content that is not known."""
+    """Decodes the JSON of the REST specification. Unreadable for unknown content or an encrypted file."""
     path, content = str(json.get("file-path")), json.get("content")
     if content not in _CONTENTS:
         raise Unreadable(path, f"its content is {content!r}, which is no kind of deletes that is known")

@@ -1,10 +1,11 @@
-"""Row lineage of format version 3: which row it is, and which commit changed it last (Iceberg spec, "Row Lineage").
+"""Row lineage of format version 3: the id of a row, and the commit that changed it last (Iceberg spec, "Row Lineage").
 
-A file tells both of its rows by two columns, `_row_id` and `_last_updated_sequence_number`. Where it has none, or null,
-a row's id is the file's first row id and the row's position, and its commit is the one that added the file. So rows
-that move into another file take both along, written as columns; a row that is updated takes its id alone, and a new row
-neither. A file without a first row id, as those from before the table was upgraded until a commit lists them, has rows
-without lineage: both are null there, as Iceberg's readers have it, and the commit that takes rows over gives them new.
+A file stores both in the columns `_row_id` and `_last_updated_sequence_number`. If a column is missing or null, the row
+id is the file's first row id plus the row's position, and the sequence number is that of the file. A rewrite therefore
+writes both columns for rows that it moves. For an updated row it writes only the row id; for a new row neither.
+
+A file without a first row id has rows without lineage: both values are null, as in Iceberg's readers. Such files are
+older than the table's upgrade and were not listed by a commit since; a commit that rewrites the rows assigns new ids.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ LINEAGE = (
     Field(ROW_ID, ROW_ID_NAME, False, "long"),
     Field(LAST_UPDATED_SEQUENCE_NUMBER, LAST_UPDATED_NAME, False, "long"),
 )
-NAMES = tuple(one.name for one in LINEAGE)
+NAMES = tuple(field.name for field in LINEAGE)
 FIRST_ROW_ID, SEQUENCE_NUMBER = "first-row-id", "data-sequence-number"
-"""Of a task's data file."""
+"""Fields of a task's data file."""
 
 
 def has_lineage(metadata: TableMetadata) -> bool:
@@ -39,14 +40,14 @@ def has_lineage(metadata: TableMetadata) -> bool:
 
 @dataclass(frozen=True)
 class Inherited:
-    """What the rows of a file have that say nothing themselves."""
+    """The lineage that rows of a file inherit if the file does not store it."""
 
     first_row_id: int
     sequence_number: int
 
     @staticmethod
     def of(file: Mapping[str, Any]) -> Inherited | None:
-        """Of a plan's data file; None where its rows have no lineage. InDoubt where the plan does not say all."""
+        """From a plan's data file; None if its rows have no lineage. InDoubt if the plan has no sequence number."""
         first = file.get(FIRST_ROW_ID)
         if first is None:
             return None
@@ -55,7 +56,7 @@ class Inherited:
         return Inherited(int(first), int(file[SEQUENCE_NUMBER]))
 
     def filled(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
-        """One of the two columns, int64[rows], of rows at these positions; `stored` is what the file has."""
+        """A lineage column, int64[rows], for rows at these positions. `stored`: the column of the file, with nulls."""
         if not stored.null_count:
             return stored
         if field_id == ROW_ID:

@@ -1,16 +1,16 @@
-"""A plan's tasks as Arrow record batches: the rows of a table, with nothing between them and their files but this.
+"""Reads the tasks of a plan as Arrow record batches.
 
     for batch in scan(client, "db.events", ["id", "ts"], where="country = 'FR' AND ts >= '2026-01-01'"):
         ...
 
-The rule it keeps: the rows are those that every reader of the table sees, or reading stops with an error that names the
-file (`Unreadable`). Columns are found by field id, of today's types (`parquet/projecting.py`); the filter is applied to
-each row exactly (`filtering.py`); deletes of all kinds are (`deleted.py`).
+The rows are those that all readers of the table see; otherwise Unreadable is raised, with the path of the file. Columns
+are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each row
+(`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
 
-What need not be read is not: files that the server's plan leaves out; row groups without a row that bitmap indexes
-chose, that deletes left, or that the footer's statistics allow; and of the others first the columns that the filter and
-equality deletes look at, and the rest only where a row is left: where few are, the pages that hold them
-(`parquet/pages.py`). Held at a time are a batch, and the filter's columns of the rows of one row group that match.
+Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other row groups,
+the columns of the filter and of equality deletes are read first. The other columns are read only if rows remain; for
+few rows, only the pages that contain them are read (`parquet/pages.py`). The memory contains one batch, and the tested
+columns of the matching rows of one row group.
 """
 
 from __future__ import annotations
@@ -51,37 +51,38 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical, res
 from seamark.metaserver.iceberg.types.values import Value, decode_json
 
 FILE, POSITION = "_file", "_pos"
-"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the data file's path, and the row's position in it. Those of
-row lineage are columns like them. A column of the table goes before one of its name."""
+"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the path of the data file, and the position of the row in it.
+The columns of row lineage are also metadata columns. A table's column with such a name takes precedence."""
 BATCH_ROWS = 65_536
-_HOLE_BYTES, _HOLE_BYTES_AFAR = 16 << 10, 1 << 20
-"""Between pages that are read at once: what takes about as long to read as to ask for another."""
+_HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
+"""Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
+long as a further request."""
 NAME_MAPPING = "schema.name-mapping.default"
 
 _METADATA = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
-_PATH = tuple[int, tuple[int, ...]]
+_ColumnPath = tuple[int, tuple[int, ...]]
 Longs = npt.NDArray[np.int64]
 
 
 @dataclass
 class ReadCounts:
-    """What reading took so far."""
+    """The work of a scan so far."""
 
     files: int = 0
     row_groups: int = 0
     row_groups_skipped: int = 0
-    """Of the files read: of which nothing was, or no more than what the filter looks at."""
+    """Row groups of read files of which no column, or only columns of the filter and of deletes, were read."""
     row_groups_by_pages: int = 0
-    """Of which not all pages were read, but for what the filter looks at."""
+    """Row groups of which only some pages were read, except for columns of the filter and of deletes."""
     rows: int = 0
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What is read of every task. Picklable. `where` is bound to `schema`, and `metadata` that of the table.
+    """What to read of each task. Picklable. `where` is bound to `schema`; `metadata` is the table's.
 
-    `names` are columns of the schema and metadata columns, in the order wanted. `positions`, int64, are one more column
-    behind them: whoever needs positions takes these, as a table may have a column of the name `_pos`.
+    `names`: columns of the schema and metadata columns, in the order of the result. With `positions`, the row positions
+    follow as a last column, int64; unlike `_pos`, it cannot be confused with a column of the table.
     """
 
     metadata: TableMetadata
@@ -91,8 +92,8 @@ class ReadPlan:
     positions: bool = False
 
     def __post_init__(self) -> None:
-        """BadRequest for a column that there is not, or of a type that is not read; or for a filter like that."""
-        known = {one.name for one in self.schema.fields}
+        """BadRequest for an unknown column, or a column or filter of an unsupported type."""
+        known = {field.name for field in self.schema.fields}
         for name in self.names:
             if name not in known and name not in _METADATA:
                 raise BadRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(known))}")
@@ -106,19 +107,19 @@ class ReadPlan:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """Of the columns that are the table's."""
-        by_name = {one.name: one for one in self.schema.fields}
+        """The fields of the table's columns among `names`."""
+        by_name = {field.name: field for field in self.schema.fields}
         return [by_name[name] for name in self.names if name in by_name]
 
     @cached_property
     def lineage(self) -> list[Field]:
-        """Of the columns of row lineage."""
-        known = {one.name for one in self.fields}
-        return [one for one in LINEAGE if one.name in self.names and one.name not in known]
+        """The fields of the columns of row lineage among `names`."""
+        known = {field.name for field in self.fields}
+        return [field for field in LINEAGE if field.name in self.names and field.name not in known]
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        kinds = _METADATA | {one.name: plain_type(one.type) for one in self.fields}
+        kinds = _METADATA | {field.name: plain_type(field.type) for field in self.fields}
         fields = [pa.field(name, kinds[name]) for name in self.names]
         return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 
@@ -126,36 +127,36 @@ class ReadPlan:
 def wanted_of(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """All columns by default."""
-    names = [one.name for one in table.schema.fields] if columns is None else columns
+    """The read plan for these columns; for None, all columns."""
+    names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)
 
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
-    """SQL text, or an Iceberg expression in JSON, over the columns of the table's schema; without one all rows.
-    BadRequest as of `exactly`."""
+    """Binds a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None. BadRequest as in
+    `exactly`."""
     return TRUE if where is None else exactly(where, table.schema)
 
 
 class TableScan:
-    """Rows of a table, read when they are asked for: iterate over batches, take a `reader()`, or all `to_arrow()`."""
+    """A lazy scan of a table: iterate over batches, or use `reader()` or `to_arrow()`."""
 
     def __init__(
         self,
         storage: Storage,
-        wanted: ReadPlan,
+        read_plan: ReadPlan,
         tasks: Callable[[], Iterator[ScanTask]],
         limit: int | None,
         snapshot_id: int | None = None,
     ) -> None:
-        self.schema: pa.Schema = wanted.arrow
+        self.schema: pa.Schema = read_plan.arrow
         self.snapshot_id = snapshot_id
-        """That is read; None where the table has none."""
+        """The snapshot that is read; None for a table without snapshots."""
         self.counts = ReadCounts()
-        self._storage, self._wanted, self._tasks, self._limit = storage, wanted, tasks, limit
+        self._storage, self._read_plan, self._tasks, self._limit = storage, read_plan, tasks, limit
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        reader = TaskReader(self._wanted, self._storage, counts=self.counts)
+        reader = TaskReader(self._read_plan, self._storage, counts=self.counts)
         return limited(reader.read_all(self._tasks()), self._limit)
 
     def reader(self) -> pa.RecordBatchReader:
@@ -175,45 +176,46 @@ def scan(
     limit: int | None = None,
     bitmaps: bool = True,
 ) -> TableScan:
-    """The rows of a table that a predicate, in SQL or as an Iceberg expression in JSON, is true for; at most `limit`.
+    """The rows for which a predicate, in SQL or as Iceberg expression JSON, is true; at most `limit` rows.
 
-    Planned by the server, with all its indexes. Where the table has a bitmap index on a column of the predicate, rows
-    are chosen by it, unless `bitmaps` is false. BadRequest for what cannot be read or chosen by exactly.
+    The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, it also
+    selects rows, unless `bitmaps` is False. BadRequest for columns that cannot be read and predicates that cannot be
+    evaluated exactly.
     """
     opened = open_table(client, table, at)
     bound = bound_filter(where, opened)
-    wanted = wanted_of(opened, columns, bound)
+    read_plan = wanted_of(opened, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
-        found = plan(client, opened, bound, least_rows=limit)
-        return with_rows(client, opened, bound, found) if bitmaps else found
+        tasks_of_plan = plan(client, opened, bound, least_rows=limit)
+        return with_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
 
-    return TableScan(opened.storage, wanted, tasks, limit, opened.snapshot_id)
+    return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id)
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The first rows; no batch is asked for beyond them."""
-    left = limit
-    while left is None or left > 0:
+    """The first `limit` rows; requests no further batch."""
+    rows_left = limit
+    while rows_left is None or rows_left > 0:
         batch = next(batches, None)
         if batch is None:
             return
-        yield batch if left is None else batch.slice(0, left)
-        left = None if left is None else left - batch.num_rows
+        yield batch if rows_left is None else batch.slice(0, rows_left)
+        rows_left = None if rows_left is None else rows_left - batch.num_rows
 
 
 class TaskReader:
-    """Reads tasks of one table, one after the other; delete files that several share are read once."""
+    """Reads tasks of one table, one after the other. Delete files that tasks share are cached."""
 
     def __init__(
-        self, wanted: ReadPlan, storage: Storage, *, counts: ReadCounts | None = None, threads: bool = True
+        self, read_plan: ReadPlan, storage: Storage, *, counts: ReadCounts | None = None, threads: bool = True
     ) -> None:
-        """`threads`: whether columns are decoded at the same time."""
+        """`threads`: decode columns concurrently."""
         self.counts = counts or ReadCounts()
-        self._wanted, self._storage, self._threads = wanted, storage, threads
-        self._deletes = Deletes(storage, wanted.metadata)
+        self._read_plan, self._storage, self._threads = read_plan, storage, threads
+        self._deletes = Deletes(storage, read_plan.metadata)
         self._residuals: dict[int, Residuals] = {}
-        text = wanted.metadata.properties.get(NAME_MAPPING)
+        text = read_plan.metadata.properties.get(NAME_MAPPING)
         self._mapping = None if text is None else parse_name_mapping(text)
 
     def read_all(self, tasks: Iterable[ScanTask]) -> Iterator[pa.RecordBatch]:
@@ -221,38 +223,39 @@ class TaskReader:
             yield from self.read(task)
 
     def read(self, task: ScanTask, positions: Longs | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows of one task, of the schema `wanted.arrow`; of these `positions` alone, int64[] ascending. Unreadable."""
-        with _telling(task.path):
+        """The rows of one task with the schema `ReadPlan.arrow`, or only those at `positions`: int64[], ascending.
+        Unreadable."""
+        with _naming_file(task.path):
             where = self._residual(task)
-        chosen = _chosen(task) if positions is None else positions
+        chosen = _chosen_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
-        with _telling(task.path), _opened(task, self._storage) as (file, pages):
+        with _naming_file(task.path), _open_file(task, self._storage) as (file, pages):
             self.counts.files += 1
-            rows = _FileRows(self._wanted, task, where, file, pages, self._mapping, self._deletes, self._threads)
-            for batch in _gathered(rows.batches(chosen, self.counts)):
+            rows = _FileRows(self._read_plan, task, where, file, pages, self._mapping, self._deletes, self._threads)
+            for batch in _coalesced(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
 
     def _residual(self, task: ScanTask) -> Expression:
-        """What is left of the filter for a file, given its partition. The plan tells it, too, by names that may be
-        those of another schema by now."""
-        wanted, spec_id = self._wanted, task.spec_id
+        """The residual of the filter for the file's partition. The residuals of the plan are not used: they refer to
+        columns by names, which may belong to another schema."""
+        read_plan, spec_id = self._read_plan, task.spec_id
         if task.exact:
             return TRUE
         if spec_id not in self._residuals:
-            self._residuals[spec_id] = Residuals(wanted.where, _spec(wanted.metadata, task))
-        return self._residuals[spec_id](_partition_of(wanted, task))
+            self._residuals[spec_id] = Residuals(read_plan.where, _spec(read_plan.metadata, task))
+        return self._residuals[spec_id](_partition_of(read_plan, task))
 
 
-def _chosen(task: ScanTask) -> Longs | None:
+def _chosen_positions(task: ScanTask) -> Longs | None:
     if task.rows is None:
         return None
     return np.asarray(pyroaring.BitMap.deserialize(task.rows).to_array(), dtype=np.uint32).astype(np.int64)
 
 
 @contextmanager
-def _opened(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, Pages]]:
+def _open_file(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, Pages]]:
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not read here; Parquet files are")
@@ -266,11 +269,11 @@ def _opened(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, 
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
         near = isinstance(filesystem, pa.fs.LocalFileSystem)
-        yield file, Pages(source, file, hole_bytes=_HOLE_BYTES if near else _HOLE_BYTES_AFAR)
+        yield file, Pages(source, file, hole_bytes=_HOLE_BYTES if near else _HOLE_BYTES_REMOTE)
 
 
 @contextmanager
-def _telling(path: str) -> Iterator[None]:
+def _naming_file(path: str) -> Iterator[None]:
     try:
         yield
     except InDoubt as error:
@@ -281,9 +284,9 @@ def _telling(path: str) -> Iterator[None]:
 
 @dataclass
 class _FileRows:
-    """The rows of one open file that are wanted."""
+    """Reads the rows of one open file."""
 
-    wanted: ReadPlan
+    read_plan: ReadPlan
     task: ScanTask
     where: Expression
     file: pq.ParquetFile
@@ -291,47 +294,47 @@ class _FileRows:
     mapping: Any
     deletes: Deletes
     threads: bool
-    _paths: dict[int, _PATH] = field(default_factory=dict)
+    _column_paths: dict[int, _ColumnPath] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        task, wanted = self.task, self.wanted
-        self._gone = self.deletes.of(task.path, task.deletes)
-        self._taken = None if task.removed_by is None else self.deletes.of(task.path, task.removed_by)
-        asked = {one.column_id for one in predicates_of(self.where)}
-        for gone in (self._gone, self._taken):
-            asked |= set() if gone is None else gone.column_ids
+        task, read_plan = self.task, self.read_plan
+        self._deleted = self.deletes.of(task.path, task.deletes)
+        self._removed = None if task.removed_by is None else self.deletes.of(task.path, task.removed_by)
+        tested_columns = {predicate.column_id for predicate in predicates_of(self.where)}
+        for row_set in (self._deleted, self._removed):
+            tested_columns |= set() if row_set is None else row_set.column_ids
         tested: dict[int, Field] = {}
-        for column_id in asked:
-            root, steps = _place(column_id, wanted.schema, wanted.metadata.schemas)
+        for column_id in tested_columns:
+            root, steps = _path_to(column_id, read_plan.schema, read_plan.metadata.schemas)
             tested[root.id] = root
-            self._paths[column_id] = (root.id, steps)
-        self._inherited = Inherited.of(task.file) if wanted.lineage else None
-        outputs = wanted.fields if self._inherited is None else [*wanted.fields, *wanted.lineage]
+            self._column_paths[column_id] = (root.id, steps)
+        self._inherited = Inherited.of(task.file) if read_plan.lineage else None
+        outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
         fields = identified(list(self.file.schema_arrow), self.mapping)
-        every = {one.id: one for one in (*outputs, *tested.values())}
-        self._projected = Projected(fields, every.values(), _identities(wanted, task))
-        self._tested = list(tested)
-        self._both = [one.id for one in outputs if one.id in tested]
-        self._rest = [one.id for one in outputs if one.id not in tested]
+        needed = {field.id: field for field in (*outputs, *tested.values())}
+        self._projected = Projected(fields, needed.values(), _identities(read_plan, task))
+        self._tested_ids = list(tested)
+        self._tested_outputs = [field.id for field in outputs if field.id in tested]
+        self._other_outputs = [field.id for field in outputs if field.id not in tested]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
 
     def batches(self, chosen: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
         for number in range(self.file.metadata.num_row_groups):
             rows = self.file.metadata.row_group(number).num_rows
-            if self._is_mine(number):
+            if self._is_in_span(number):
                 mask = self._candidates(chosen, first, rows)
                 possible = mask is None or bool(mask.any())
                 read = False
                 if possible and self._groups.may_match(number):
-                    for batch in self._group(number, first, rows, mask, counts):
+                    for batch in self._read_group(number, first, rows, mask, counts):
                         read = True
                         yield batch
                 counts.row_groups += read
                 counts.row_groups_skipped += not read
             first += rows
 
-    def _is_mine(self, number: int) -> bool:
+    def _is_in_span(self, number: int) -> bool:
         if self.task.span is None:
             return True
         chunk = self.file.metadata.row_group(number).column(0)
@@ -341,62 +344,70 @@ class _FileRows:
         return bool(self.task.span[0] <= begins < self.task.span[1])
 
     def _candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
-        """bool[rows] of those that positions leave; None for all."""
+        """bool[rows]: rows that remain after positional selection and deletes; None: all rows."""
         mask = None
         if chosen is not None:
             start, end = np.searchsorted(chosen, (first, first + rows)).tolist()
             mask = np.zeros(rows, dtype=np.bool_)
             mask[chosen[start:end] - first] = True
-        gone = self._gone.by_position(first, rows)
-        if gone is not None:
-            mask = ~gone if mask is None else mask & ~gone
-        if self._taken is not None and not self._taken.keys:
-            taken = self._taken.by_position(first, rows)
-            taken = np.zeros(rows, dtype=np.bool_) if taken is None else taken
-            mask = taken if mask is None else mask & taken
+        deleted = self._deleted.by_position(first, rows)
+        if deleted is not None:
+            mask = ~deleted if mask is None else mask & ~deleted
+        if self._removed is not None and not self._removed.keys:
+            removed = self._removed.by_position(first, rows)
+            removed = np.zeros(rows, dtype=np.bool_) if removed is None else removed
+            mask = removed if mask is None else mask & removed
         return mask
 
-    def _group(
+    def _read_group(
         self, number: int, first: int, rows: int, mask: Mask | None, counts: ReadCounts
     ) -> Iterator[pa.RecordBatch]:
-        kept: dict[int, list[pa.Array]] = {one: [] for one in self._both}
-        if self._tested:
-            found = []
+        filtered: dict[int, list[pa.Array]] = {column_id: [] for column_id in self._tested_outputs}
+        if self._tested_ids:
+            masks = []
             start = 0
-            for batch, size in self._read(number, rows, self._tested):
-                part = None if mask is None else mask[start : start + size]
-                columns = self._projected.columns(batch, self._tested, size)
-                held = self._test(columns, first + start, size, part)
-                found.append(held)
-                for one in self._both:
-                    kept[one].append(columns[one].filter(pa.array(held)))
+            for batch, size in self._read(number, rows, self._tested_ids):
+                mask_slice = None if mask is None else mask[start : start + size]
+                columns = self._projected.columns(batch, self._tested_ids, size)
+                matches = self._matches(columns, first + start, size, mask_slice)
+                masks.append(matches)
+                for column_id in self._tested_outputs:
+                    filtered[column_id].append(columns[column_id].filter(pa.array(matches)))
                 start += size
-            mask = np.concatenate(found) if found else np.zeros(0, dtype=np.bool_)
+            mask = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
             if not mask.any():
                 return
-        start = at = 0
-        whole = {one: pa.chunked_array(parts) for one, parts in kept.items()}
-        names = self._projected.names(self._rest)
-        few = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
-        if few is not None:
+        start = taken = 0
+        tested_values = {column_id: pa.chunked_array(parts) for column_id, parts in filtered.items()}
+        names = self._projected.names(self._other_outputs)
+        from_pages = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
+        if from_pages is not None:
             counts.row_groups_by_pages += 1
-            columns = self._projected.columns(few, self._rest, few.num_rows)
-            made = self._made(columns | {one: _joined(parts) for one, parts in whole.items()}, first, rows, mask)
-            yield from (made.slice(at, BATCH_ROWS) for at in range(0, few.num_rows, BATCH_ROWS))
+            columns = self._projected.columns(from_pages, self._other_outputs, from_pages.num_rows)
+            assembled = self._assemble(
+                columns | {column_id: _single_array(parts) for column_id, parts in tested_values.items()},
+                first,
+                rows,
+                mask,
+            )
+            yield from (assembled.slice(taken, BATCH_ROWS) for taken in range(0, from_pages.num_rows, BATCH_ROWS))
             return
-        for batch, size in self._read(number, rows, self._rest):
-            part = None if mask is None else mask[start : start + size]
-            count = size if part is None else int(np.count_nonzero(part))
+        for batch, size in self._read(number, rows, self._other_outputs):
+            mask_slice = None if mask is None else mask[start : start + size]
+            count = size if mask_slice is None else int(np.count_nonzero(mask_slice))
             if count:
-                if part is not None and count < size and batch is not None:
-                    batch = batch.filter(pa.array(part))
-                columns = self._projected.columns(batch, self._rest, count)
-                columns |= {one: _joined(parts.slice(at, count)) for one, parts in whole.items()}
-                yield self._made(columns, first + start, size, part)
-            start, at = start + size, at + count
+                if mask_slice is not None and count < size and batch is not None:
+                    batch = batch.filter(pa.array(mask_slice))
+                columns = self._projected.columns(batch, self._other_outputs, count)
+                columns |= {
+                    column_id: _single_array(parts.slice(taken, count)) for column_id, parts in tested_values.items()
+                }
+                yield self._assemble(columns, first + start, size, mask_slice)
+            start, taken = start + size, taken + count
 
     def _read(self, number: int, rows: int, column_ids: Sequence[int]) -> Iterator[tuple[pa.RecordBatch | None, int]]:
-        """Batches of the columns that are in the file; None, and how many rows, where none of them is."""
+        """Yields (batch, rows) with those of the columns that the file has; the batch is None if it has none of
+        them."""
         names = self._projected.names(column_ids)
         if not names:
             for start in range(0, rows, BATCH_ROWS):
@@ -405,125 +416,130 @@ class _FileRows:
         for batch in self.file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
             yield batch, batch.num_rows
 
-    def _test(self, columns: Mapping[int, pa.Array], first: int, rows: int, mask: Mask | None) -> Mask:
-        values = {column_id: _at(columns[root], steps) for column_id, (root, steps) in self._paths.items()}
-        held = matching(self.where, values, rows)
-        held = held if mask is None else held & mask
-        if self._gone.keys:
-            held = held & ~self._gone.by_key(values, rows)
-        if self._taken is not None and self._taken.keys:
-            taken = self._taken.by_key(values, rows)
-            by_position = self._taken.by_position(first, rows)
-            held = held & (taken if by_position is None else taken | by_position)
-        return held
+    def _matches(self, columns: Mapping[int, pa.Array], first: int, rows: int, mask: Mask | None) -> Mask:
+        values = {
+            column_id: _nested_value(columns[root], steps) for column_id, (root, steps) in self._column_paths.items()
+        }
+        matches = matching(self.where, values, rows)
+        matches = matches if mask is None else matches & mask
+        if self._deleted.keys:
+            matches = matches & ~self._deleted.by_key(values, rows)
+        if self._removed is not None and self._removed.keys:
+            removed = self._removed.by_key(values, rows)
+            by_position = self._removed.by_position(first, rows)
+            matches = matches & (removed if by_position is None else removed | by_position)
+        return matches
 
-    def _made(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
-        ids = {one.name: one.id for one in self.wanted.fields}
-        lineage = {one.name: one.id for one in self.wanted.lineage}
+    def _assemble(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
+        ids = {field.name: field.id for field in self.read_plan.fields}
+        lineage = {field.name: field.id for field in self.read_plan.lineage}
         count = size if mask is None else int(np.count_nonzero(mask))
         arrays: list[pa.Array] = []
-        spots = np.zeros(0, dtype=np.int64)
-        asked = self.wanted.positions or POSITION in self.wanted.names
-        if asked or self._inherited is not None:  # else nobody looks at positions
-            spots = np.arange(first, first + size)
-            spots = spots if mask is None else spots[mask]
-        for name in self.wanted.names:
+        positions = np.zeros(0, dtype=np.int64)
+        needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
+        if needs_positions or self._inherited is not None:  # otherwise positions are not used
+            positions = np.arange(first, first + size)
+            positions = positions if mask is None else positions[mask]
+        for name in self.read_plan.names:
             if name in ids:
                 arrays.append(columns[ids[name]])
             elif name == FILE:
                 arrays.append(pa.repeat(pa.scalar(self.task.path), count))
             elif name == POSITION:
-                arrays.append(pa.array(spots))
+                arrays.append(pa.array(positions))
             elif self._inherited is None:
                 arrays.append(pa.nulls(count, pa.int64()))
             else:
-                arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], spots))
-        if self.wanted.positions:
-            arrays.append(pa.array(spots))
-        return _batch(arrays, self.wanted.arrow, count)
+                arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], positions))
+        if self.read_plan.positions:
+            arrays.append(pa.array(positions))
+        return _batch(arrays, self.read_plan.arrow, count)
 
 
 def _batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # of no columns, yet of rows
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # rows without columns
 
 
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+def _single_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small ones joined: a filter may leave few rows of each."""
-    held: list[pa.RecordBatch] = []
+def _coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Concatenates small batches, which selective filters leave."""
+    pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        if not held and batch.num_rows >= BATCH_ROWS // 2:
+        if not pending and batch.num_rows >= BATCH_ROWS // 2:
             yield batch
             continue
-        held.append(batch)
+        pending.append(batch)
         rows += batch.num_rows
         if rows >= BATCH_ROWS // 2:
-            yield pa.concat_batches(held)
-            held, rows = [], 0
-    if held:
-        yield pa.concat_batches(held)
+            yield pa.concat_batches(pending)
+            pending, rows = [], 0
+    if pending:
+        yield pa.concat_batches(pending)
 
 
-def _place(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
-    """The column at the root of a schema that a column is in, and the places of the fields from there to it."""
-    for one in (schema, *sorted(schemas, key=lambda one: one.id, reverse=True)):
+def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
+    """The top-level column that contains a column, and the positions of the struct fields on the path to it.
+
+    A column that the schema lacks is looked up in the other schemas, the highest id first. ValueError if it is unknown,
+    inside a list or map, or dropped from an existing struct."""
+    for candidate in (schema, *sorted(schemas, key=lambda candidate: candidate.id, reverse=True)):
         path = []
-        at: int | None = column_id
-        while at is not None and (column := one.column(at)) is not None:
+        parent_id: int | None = column_id
+        while parent_id is not None and (column := candidate.column(parent_id)) is not None:
             path.append(column.id)
-            at = column.parent
+            parent_id = column.parent
         if not path:
             continue
-        root = next(each for each in one.fields if each.id == path[-1])
+        root = next(field for field in candidate.fields if field.id == path[-1])
         steps, kind = [], root.type
         for inner in reversed(path[:-1]):
             if not isinstance(kind, StructType):
                 raise ValueError(f"column {column_id} is inside a list or map")
-            place = [each.id for each in kind.fields].index(inner)
-            steps.append(place)
-            kind = kind.fields[place].type
-        now = next((each for each in schema.fields if each.id == root.id), None)
-        if now is not None and one is not schema:
-            raise ValueError(f"column {column_id} was dropped from within {now.name}, and is not read any more")
+            position = [field.id for field in kind.fields].index(inner)
+            steps.append(position)
+            kind = kind.fields[position].type
+        current = next((field for field in schema.fields if field.id == root.id), None)
+        if current is not None and candidate is not schema:
+            raise ValueError(f"column {column_id} was dropped from within {current.name}, and is not read any more")
         return root, tuple(steps)
     raise ValueError(f"no schema of the table has the column {column_id}")
 
 
-def _at(column: pa.Array, steps: Iterable[int]) -> pa.Array:
+def _nested_value(column: pa.Array, steps: Iterable[int]) -> pa.Array:
     for step in steps:
-        column = pc.struct_field(column, [step])  # null where the struct is
+        column = pc.struct_field(column, [step])  # null where the struct is null
     return column
 
 
 def _spec(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
-    found = metadata.spec(task.spec_id)
-    if found is None:
+    spec = metadata.spec(task.spec_id)
+    if spec is None:
         raise ValueError(f"its partition spec {task.spec_id} is none of the table's")
-    return found
+    return spec
 
 
-def _partition_of(wanted: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
-    """The file's partition values by field id, those of columns that the schema has. ValueError for what is none."""
-    spec, given = _spec(wanted.metadata, task), task.file.get("partition") or ()
-    if len(given) != len(spec.fields):
-        raise ValueError(f"the plan tells {len(given)} partition values of {len(spec.fields)}")
-    found: dict[int, Value | None] = {}
-    for one, json in zip(spec.fields, given, strict=True):
-        column = wanted.schema.column(one.sources[0]) if len(one.sources) == 1 else None
-        if column is not None and isinstance(column.type, str) and one.field_id is not None:
-            found[one.field_id] = decode_json(result_type(canonical(one.transform), column.type), json)
-    return found
+def _partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
+    """The file's partition values by field id, for columns of the schema. ValueError for invalid values."""
+    spec, partition = _spec(read_plan.metadata, task), task.file.get("partition") or ()
+    if len(partition) != len(spec.fields):
+        raise ValueError(f"the plan tells {len(partition)} partition values of {len(spec.fields)}")
+    values: dict[int, Value | None] = {}
+    for spec_field, json in zip(spec.fields, partition, strict=True):
+        column = read_plan.schema.column(spec_field.sources[0]) if len(spec_field.sources) == 1 else None
+        if column is not None and isinstance(column.type, str) and spec_field.field_id is not None:
+            values[spec_field.field_id] = decode_json(result_type(canonical(spec_field.transform), column.type), json)
+    return values
 
 
-def _identities(wanted: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
-    """The values that the partition has by identity, by column id."""
-    values = _partition_of(wanted, task)
-    fields = [one for one in _spec(wanted.metadata, task).fields if one.field_id in values]
-    return {one.sources[0]: values[one.field_id or 0] for one in fields if canonical(one.transform) == IDENTITY}
+def _identities(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
+    """The values of identity partition fields, by column id."""
+    values = _partition_of(read_plan, task)
+    fields = [field for field in _spec(read_plan.metadata, task).fields if field.field_id in values]
+    return {field.sources[0]: values[field.field_id or 0] for field in fields if canonical(field.transform) == IDENTITY}

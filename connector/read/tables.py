@@ -1,8 +1,8 @@
-"""What is to be read of a table: the snapshot, the schema, and the tasks that the server plans for a filter.
+"""Opens a table for reading, at a snapshot and schema, and plans the scan tasks for a filter.
 
-A task says everything that a reader needs beside the table's metadata, and can be pickled: the data file, the delete
-files that apply to it, and which rows bitmap indexes leave. Schemas are those that engines
-of Iceberg read by: a snapshot's or a tag's own, and for a branch, or as the table stands, the current one.
+A task contains, beside the table's metadata, all that a reader needs: the data file, the delete files that apply to it,
+and the rows that bitmap indexes leave. Tasks can be pickled. The schema is selected as in Iceberg's engines: for a
+snapshot or tag, the schema of the snapshot; for a branch or the current state, the current schema.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ScanTask:
-    """Of one data file: `file` and `deletes` are the standard's `DataFile` and `DeleteFile`s.
+    """A data file to read: `file` and `deletes` are `DataFile` and `DeleteFile`s of the REST specification.
 
-    With `removed_by` only those rows are read that these delete files took, and the `deletes` did not.
+    With `removed_by`, only the rows are read that these delete files delete and `deletes` do not.
     """
 
     file: Json
     deletes: tuple[Json, ...]
     removed_by: tuple[Json, ...] | None = None
     span: tuple[int, int] | None = None
-    """Bytes of the file; of it those row groups are read that begin there. None: all."""
+    """A byte range [start, end): only row groups that start in it are read. None: all row groups."""
     rows: bytes | None = None
-    """Positions that may match, a roaring bitmap of 32 bits; None: any."""
+    """The positions of the rows that may match, a 32-bit roaring bitmap; None: all rows may match."""
     exact: bool = False
-    """Whether all of `rows` match."""
+    """Whether all of `rows` match the filter."""
 
     @property
     def path(self) -> str:
@@ -77,7 +77,7 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class OpenTable:
-    """A table as of one snapshot. `metadata` has no history, so that tasks may carry it."""
+    """A table at one snapshot. `metadata` has no snapshots and logs, so that tasks that contain it are small."""
 
     name: Name
     metadata: TableMetadata
@@ -85,7 +85,7 @@ class OpenTable:
     snapshot_id: int | None
     storage: Storage
     history: tuple[Snapshot, ...]
-    """Snapshots, in any order: those that a branch or tag names, or all."""
+    """Snapshots, in any order: those of branches and tags, or all snapshots."""
 
     @property
     def is_current_schema(self) -> bool:
@@ -93,18 +93,18 @@ class OpenTable:
 
 
 def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = False) -> OpenTable:
-    """With `history` all of its snapshots are told. BadRequest for a snapshot, branch or tag that there is not."""
-    named = at.snapshot_id is not None or at.as_of_ms is not None
-    loaded = client.load_table(table, history=history or named)
+    """`history`: include all snapshots. BadRequest for an unknown snapshot, branch or tag."""
+    by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
+    loaded = client.load_table(table, history=history or by_time_or_id)
     metadata = decode_table(loaded.metadata, str(table))
-    snapshot_id, schema = _at(metadata, at)
-    short = msgspec.structs.replace(
+    snapshot_id, schema = _resolve_snapshot(metadata, at)
+    without_history = msgspec.structs.replace(
         metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={}, current_snapshot_id=None, statistics=()
     )
-    return OpenTable(table, short, schema, snapshot_id, Storage(loaded.storage), metadata.snapshots)
+    return OpenTable(table, without_history, schema, snapshot_id, Storage(loaded.storage), metadata.snapshots)
 
 
-def _at(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
+def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     if len(at.given()) > 1:
         raise BadRequest(f"{' and '.join(at.given())} are both given; say which snapshot in one way")
     if at.ref is not None and at.ref != MAIN:
@@ -112,13 +112,13 @@ def _at(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
         if ref is None:
             known = ", ".join(sorted({MAIN, *metadata.refs})[:20])
             raise BadRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {known}")
-        found = ref.snapshot_id
-        return found, metadata.current_schema if ref.is_branch else _schema_of(metadata, found)
+        snapshot_id = ref.snapshot_id
+        return snapshot_id, metadata.current_schema if ref.is_branch else _schema_of(metadata, snapshot_id)
     if at.as_of_ms is not None:
-        past = [one for one in metadata.snapshot_log if one.timestamp_ms <= at.as_of_ms]
-        if not past:
+        earlier = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at.as_of_ms]
+        if not earlier:
             raise BadRequest(f"The table has no snapshot as old as as-of={at.as_of_ms}")
-        return past[-1].snapshot_id, _schema_of(metadata, past[-1].snapshot_id)
+        return earlier[-1].snapshot_id, _schema_of(metadata, earlier[-1].snapshot_id)
     if at.snapshot_id is not None:
         return at.snapshot_id, _schema_of(metadata, at.snapshot_id)
     return metadata.current_snapshot_id, metadata.current_schema
@@ -128,14 +128,16 @@ def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
     snapshot = metadata.snapshot(snapshot_id)
     if snapshot is None:
         raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
-    named = None if snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
-    return named or metadata.current_schema
+    schema = None if snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
+    return schema or metadata.current_schema
 
 
 def plan(
     client: SeamarkClient, table: OpenTable, where: Expression = TRUE, *, least_rows: int | None = None
 ) -> Iterator[ScanTask]:
-    """The tasks of the table's snapshot for a bound filter; `least_rows` are enough. They come as pages do."""
+    """Yields the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
+
+    `least_rows`: a hint that this number of rows is sufficient."""
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
@@ -147,7 +149,7 @@ def plan(
 def plan_appends(
     client: SeamarkClient, table: OpenTable, start: int | None, end: int, where: Expression = TRUE
 ) -> Iterator[ScanTask]:
-    """The files that append snapshots added after `start`, up to and with `end`."""
+    """Yields tasks for the files that append snapshots added after `start`, up to and including `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
     body |= {} if where == TRUE else {"filter": expression_json(in_sql(where))}
@@ -155,24 +157,24 @@ def plan_appends(
 
 
 def _tasks(client: SeamarkClient, table: OpenTable, body: Json) -> Iterator[ScanTask]:
-    # Whoever reads a task makes its residual; of what many keys are asked for, each task would repeat them all.
-    own = {
+    # Readers compute the residuals: with many keys in the filter, each task would repeat them.
+    options = {
         "residuals": False,
         "sequence-numbers": has_lineage(table.metadata),
         "schema-id": table.metadata.current_schema_id,
     }
-    for page in client.plan(table.name, {**body, "seamark": own}):
+    for page in client.plan(table.name, {**body, "seamark": options}):
         deletes = page.get("delete-files") or []
         for task in page.get("file-scan-tasks") or []:
-            applying = tuple(deletes[one] for one in task.get("delete-file-references") or ())
-            yield ScanTask(task["data-file"], applying)
+            applicable = tuple(deletes[reference] for reference in task.get("delete-file-references") or ())
+            yield ScanTask(task["data-file"], applicable)
 
 
 def with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    """The tasks with the rows that bitmap indexes leave, where the table has any on a column of the filter: files
-    without a matching row are left out."""
+    """Restricts the tasks to the rows that bitmap indexes leave, if one exists on a column of the filter. Files without
+    such rows are left out."""
     if not _has_bitmaps(table, where):
         return tasks
     return _with_rows(client, table, where, tasks)
@@ -181,30 +183,33 @@ def with_rows(
 def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    at, asked = At(snapshot_id=table.snapshot_id), expression_json(in_sql(where))
+    at, filter_json = At(snapshot_id=table.snapshot_id), expression_json(in_sql(where))
     schema_id = table.metadata.current_schema_id
-    rows_of = client.bitmap(table.name, filter=asked, meaning="sql", schema_id=schema_id, at=at)
-    found = {one.file_path: one for one in rows_of}
+    bitmap_rows = client.bitmap(table.name, filter=filter_json, meaning="sql", schema_id=schema_id, at=at)
+    rows_by_path = {file_rows.file_path: file_rows for file_rows in bitmap_rows}
     for task in tasks:
-        rows = found.get(task.path)
+        rows = rows_by_path.get(task.path)
         if rows is not None:
             yield replace(task, rows=rows.roaring, exact=rows.exact and rows.roaring is not None)
 
 
 def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
-    # Names of another schema than the current one may mean other columns to the server.
+    # The server resolves column names in the current schema; in another schema they may be other columns.
     if where == TRUE or not table.is_current_schema or table.snapshot_id is None:
         return False
-    asked = {(one.column_id, one.transform) for one in predicates_of(where)}
+    filter_terms = {(predicate.column_id, predicate.transform) for predicate in predicates_of(where)}
     return any(
-        KINDS[one.kind].answers_rows and (one.terms[0].column_id, one.terms[0].transform) in asked
-        for one in read_definitions(table.metadata).enabled
+        KINDS[definition.kind].answers_rows
+        and (definition.terms[0].column_id, definition.terms[0].transform) in filter_terms
+        for definition in read_definitions(table.metadata).enabled
     )
 
 
 def in_sql(where: Expression) -> Expression:
-    """What the server is asked for: here NaN is above every number. To plans, as to Iceberg's metrics, and to the
-    meaning `sql` of bitmaps it is in no order, so that files of nothing else above a number would be left out."""
+    """The filter for the server, with NaN added to `>` and `>=` of floats. Readers treat NaN as larger than every
+    number; plans, Iceberg's metrics and the bitmap meaning `sql` do not, so they would prune files in which only NaN
+    matches.
+    """
     match where:
         case And(children):
             return all_of(*map(in_sql, children))

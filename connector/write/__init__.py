@@ -1,1 +1,1 @@
-"""Tables written: data files, delete files, and the commits that add them."""
+"""Writes tables: data files, delete files, and the commits that add them."""

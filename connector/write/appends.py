@@ -1,12 +1,12 @@
-"""Arrow batches → data files of a table, by partition, sorted, of the target size, with index files; and one commit.
+"""Writes Arrow batches as data files and index files of a table, and adds them in one commit.
 
-`TableWriter` is plain Python over Arrow: whoever has batches can run it, a Spark task or this process. It holds rows
-by partition until they fill a row group, within a bound for all together; what it has written is told when it is
-closed. Nothing of it is visible before a commit names it: a writer that dies leaves files that nobody knows.
+`TableWriter` runs wherever Arrow batches are: in a Spark task or in this process. It buffers rows by partition until
+they fill a row group, with one memory limit for all partitions, and sorts them if the table has a sort order. `close`
+returns the files. Files become visible with the commit that adds them; a writer that dies leaves unreferenced files.
 
-    append(client, "db.t", rows)                     rows are added
-    overwrite(client, "db.t", rows, where="d = …")   what the filter holds goes, rows come in its place
-    overwrite_partitions(client, "db.t", rows)       the partitions that rows are of go
+    append(client, "db.t", rows)                     adds rows
+    overwrite(client, "db.t", rows, where="d = …")   replaces the rows that match the filter
+    overwrite_partitions(client, "db.t", rows)       replaces the partitions that the rows belong to
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ from seamark.metaserver.wire import INDEX_FILES_MAX
 TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
 WRITE_ID = "write-id"
-"""In a snapshot's summary: which attempt to write its files are of."""
+"""A property of a snapshot's summary: the UUID of the write attempt that committed it."""
 _LIVE_ALREADY = "AlreadyExistsException"
-"""A snapshot has one of the files."""
+"""The error type of a commit that adds a file which a snapshot already contains."""
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
-"""Of a batch, so much is taken at a time."""
+"""Bounds of the part of a batch that is partitioned and buffered at a time."""
 _SAMPLE_BYTES = 4 << 20
 _BATCH_BYTES = 4 << 10
-"""What a batch takes beside its values."""
+"""Memory of a batch in addition to its values."""
 _INDEX_ROWS = 8_000_000
-"""Of data files in one index file."""
+"""Rows of the data files that an index file covers."""
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
-"""Also whatever speaks Arrow's stream interface, as a Polars frame or a DuckDB relation does."""
+"""Includes objects with Arrow's stream interface, such as a Polars frame or a DuckDB relation."""
 
 
 @dataclass(frozen=True)
 class WriteLimits:
-    """Of one writer. `buffered_bytes` are of Arrow data, not yet in files; `open_files` are begun and not ended;
-    `index_bytes` are of their indexed columns, of which some are read again where they have more."""
+    """Limits of one writer. `buffered_bytes`: Arrow data that is not yet in files. `open_files`: files that are being
+    written. `index_bytes`: indexed columns of open files; beyond this, they are read again from the finished file."""
 
     buffered_bytes: int = 512 << 20
     open_files: int = 64
@@ -79,8 +79,8 @@ DEFAULT_LIMITS = WriteLimits()
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """What a commit names: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`. `skipped`:
-    (path, why) of data files that an index could not be built of on the way; an indexer will try again."""
+    """Files for a commit: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`. `skipped`:
+    (path, reason) of data files for which an index could not be built; an indexer tries again later."""
 
     files: tuple[dict[str, Any], ...] = ()
     index_files: tuple[dict[str, Any], ...] = ()
@@ -88,31 +88,32 @@ class WrittenFiles:
 
     @property
     def rows(self) -> int:
-        return sum(one["record-count"] for one in self.files)
+        return sum(file["record-count"] for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        return sum(one["file-size-in-bytes"] for one in self.files)
+        return sum(file["file-size-in-bytes"] for file in self.files)
 
     @staticmethod
     def joined(parts: Iterable[WrittenFiles]) -> WrittenFiles:
-        """What several tasks have written, for one commit."""
-        given = list(parts)
+        """The files of several tasks, for one commit."""
+        results = list(parts)
         return WrittenFiles(
-            tuple(file for part in given for file in part.files),
-            tuple(file for part in given for file in part.index_files),
-            tuple(one for part in given for one in part.skipped),
+            tuple(file for result in results for file in result.files),
+            tuple(file for result in results for file in result.index_files),
+            tuple(skip for result in results for skip in result.skipped),
         )
 
     def with_allowed_indexes(self, storage: Storage) -> WrittenFiles:
-        """With no more index files than one commit may bring, as no index fails a write; the others are deleted, and
-        an indexer will build them."""
+        """At most the index files that a commit may add, because an index must not fail a write. The others are
+        deleted; an indexer builds them later."""
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
     def discard(self, storage: Storage) -> None:
-        """Deletes all of it, as far as storage lets it: for files that no commit has named, nor ever will."""
-        for location in [*(one["file-path"] for one in self.files), *(one["location"] for one in self.index_files)]:
+        """Deletes all files; ignores errors of the storage. Only for files that no commit has added or can still
+        add."""
+        for location in [*(file["file-path"] for file in self.files), *(file["location"] for file in self.index_files)]:
             with suppress(OSError):
                 storage.delete(location)
 
@@ -120,9 +121,9 @@ class WrittenFiles:
 def write_batches(
     target: WriteTarget, batches: Iterable[pa.RecordBatch], *, limits: WriteLimits = DEFAULT_LIMITS
 ) -> WrittenFiles:
-    """Data files of these rows, and index files, all durable. Whatever goes wrong, what was written is deleted.
+    """Writes the rows as durable data files and index files. On any error, the written files are deleted.
 
-    Unwritable where rows do not fit the table.
+    Unwritable if rows do not fit the table.
     """
     with TableWriter(target, limits) as writer:
         for batch in batches:
@@ -131,20 +132,20 @@ def write_batches(
 
 
 @dataclass
-class _Part:
-    """One partition: rows that wait, and the file that is being written."""
+class _PartitionBuffer:
+    """One partition: the buffered rows and the open file."""
 
     partition: Partition
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
     file: FileWriter | None = None
     indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
-    """The indexed columns of each row group of the file; None where they are too many."""
+    """The indexed columns of each row group of the file; None if they exceeded `index_bytes`."""
     indexed_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
-        """Of memory, about: many small batches are more than their values."""
+        """Approximate memory; for many small batches it is more than their values."""
         return self.waiting_bytes + len(self.waiting) * _BATCH_BYTES
 
     @property
@@ -153,24 +154,24 @@ class _Part:
 
 
 class TableWriter:
-    """Writes batches of any partitions in any order. Within `with`, an exception deletes what was written."""
+    """Writes batches of any partitions in any order. As a context manager, it deletes its files on an exception."""
 
     def __init__(self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS) -> None:
         self._target, self._limits = target, limits
         self._file_bytes = max(1, as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT))
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
-        self._parts: dict[str, _Part] = {}
-        """By the partition's text: 0.0 and -0.0 are two, and all NaN are one."""
-        self._open: dict[str, _Part] = {}
-        """Those that have a file."""
+        self._buffers: dict[str, _PartitionBuffer] = {}
+        """By the partition's `repr`: 0.0 and -0.0 are different, all NaN are equal."""
+        self._open: dict[str, _PartitionBuffer] = {}
+        """Partitions with an open file."""
         self._held_bytes = self._indexed_bytes = 0
         self._ratio: float | None = None
-        """Bytes in a file for each byte of Arrow data; None before it is known."""
+        """Bytes in a file for each byte of Arrow data; None until it is measured."""
         self._files: list[dict[str, Any]] = []
-        self._indexes = _Indexes(target.indexes)
-        places = {term.column_id for task in target.indexes for term in task.definition.terms}
-        self._indexed = {one: places_of(one, target.schema) for one in places}
+        self._indexes = _IndexBuilder(target.indexes)
+        column_ids = {term.column_id for task in target.indexes for term in task.definition.terms}
+        self._indexed = {column_id: places_of(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
         return self
@@ -180,48 +181,48 @@ class TableWriter:
             self.abort()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Unwritable where rows do not fit the table."""
+        """Unwritable if rows do not fit the table."""
         if not batch.num_rows:
             return
         bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
         rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
-            part = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
-            for partition, chosen in self._target.partitioner.split(part):
-                self._add(partition, part if chosen is None else part.take(pa.array(chosen)))
+            conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+            for partition, chosen in self._target.partitioner.split(conformed):
+                self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
             if self._held_bytes > self._limits.buffered_bytes:
                 self._make_room()
 
     def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
         key = repr(partition)
-        part = self._parts.setdefault(key, _Part(partition))
-        self._held_bytes -= part.held_bytes
-        part.waiting.append(rows)
-        part.waiting_bytes += rows.nbytes
-        self._held_bytes += part.held_bytes
-        if self._is_due(part):
-            self._flush(key, part)
+        buffer = self._buffers.setdefault(key, _PartitionBuffer(partition))
+        self._held_bytes -= buffer.held_bytes
+        buffer.waiting.append(rows)
+        buffer.waiting_bytes += rows.nbytes
+        self._held_bytes += buffer.held_bytes
+        if self._should_flush(buffer):
+            self._flush(key, buffer)
 
     def _make_room(self) -> None:
-        """Half of what is held goes into files, the partitions that hold most first."""
-        for key, part in sorted(self._parts.items(), key=lambda one: one[1].held_bytes, reverse=True):
+        """Flushes the largest partitions until at most half of the memory limit is used."""
+        for key, buffer in sorted(self._buffers.items(), key=lambda item: item[1].held_bytes, reverse=True):
             if self._held_bytes <= self._limits.buffered_bytes // 2:
                 return
-            self._flush(key, part)
+            self._flush(key, buffer)
 
-    def _is_due(self, part: _Part) -> bool:
-        """Whether what waits fills a row group, or the rest of the file."""
-        room = self._file_bytes - part.written_bytes
-        if self._target.ordering is None:  # else the rows of a file are sorted together
+    def _should_flush(self, buffer: _PartitionBuffer) -> bool:
+        """Whether the buffered rows fill a row group, or the rest of the file."""
+        room = self._file_bytes - buffer.written_bytes
+        if self._target.ordering is None:  # with an ordering, all rows of a file are sorted together
             room = min(room, self._row_group_bytes)
-        if part.waiting_bytes * (self._ratio or 1.0) < room:
+        if buffer.waiting_bytes * (self._ratio or 1.0) < room:
             return False
         if self._ratio is None:
-            self._ratio = self._measured(part.waiting)
-        return part.waiting_bytes * self._ratio >= room
+            self._ratio = self._measure_ratio(buffer.waiting)
+        return buffer.waiting_bytes * self._ratio >= room
 
-    def _measured(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """How much smaller rows are in a file, by writing some into memory."""
+    def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
+        """File bytes for each byte of Arrow data, measured by writing a sample into memory."""
         sample, size = [], 0
         for batch in batches:
             sample.append(batch)
@@ -233,27 +234,28 @@ class TableWriter:
             writer.write_table(pa.Table.from_batches(sample))
         return max(0.001, float(sink.tell()) / max(1, size))
 
-    def _flush(self, key: str, part: _Part) -> None:
-        """What waits goes into the partition's file, which ends where it is full."""
-        if not part.waiting:
+    def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
+        """Writes the buffered rows to the partition's file; closes the file if it is full or the table has an
+        ordering."""
+        if not buffer.waiting:
             return
-        rows = pa.Table.from_batches(part.waiting, self._target.arrow)
-        self._held_bytes -= part.held_bytes
-        part.waiting, part.waiting_bytes = [], 0
+        rows = pa.Table.from_batches(buffer.waiting, self._target.arrow)
+        self._held_bytes -= buffer.held_bytes
+        buffer.waiting, buffer.waiting_bytes = [], 0
         if self._target.ordering is not None:
             rows = self._target.ordering.sorted(rows)
-        if part.file is None:
+        if buffer.file is None:
             if len(self._open) >= self._limits.open_files:
-                self._end(*max(self._open.items(), key=lambda one: one[1].written_bytes))
-            part.file = data_file_writer(self._target, self._target.new_location(part.partition))
-            self._open[key] = part
-        self._write(part, part.file, rows)
-        if self._target.ordering is not None or part.written_bytes >= self._file_bytes:
-            self._end(key, part)
+                self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
+            buffer.file = data_file_writer(self._target, self._target.new_location(buffer.partition))
+            self._open[key] = buffer
+        self._write(buffer, buffer.file, rows)
+        if self._target.ordering is not None or buffer.written_bytes >= self._file_bytes:
+            self._close_file(key, buffer)
 
-    def _write(self, part: _Part, file: FileWriter, rows: pa.Table) -> None:
+    def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
         before = file.size_bytes
-        # A sorted file comes at once, in row groups of the usual size.
+        # A sorted file is written in one call; its row groups still have the usual size.
         groups = 1
         if self._ratio is not None:
             groups = max(1, round(rows.nbytes * self._ratio / self._row_group_bytes))
@@ -262,89 +264,89 @@ class TableWriter:
             file.write(rows.slice(start, step))
         if rows.nbytes >= _SAMPLE_BYTES:
             self._ratio = (file.size_bytes - before) / rows.nbytes
-        if part.indexed is not None and self._indexed:
-            columns = {one: column_at(rows, places) for one, places in self._indexed.items()}
+        if buffer.indexed is not None and self._indexed:
+            columns = {column_id: column_at(rows, path) for column_id, path in self._indexed.items()}
             size = sum(column.nbytes for column in columns.values())
-            part.indexed.append(columns)
-            part.indexed_bytes += size
+            buffer.indexed.append(columns)
+            buffer.indexed_bytes += size
             self._indexed_bytes += size
             if self._indexed_bytes > self._limits.index_bytes:
-                self._indexed_bytes -= part.indexed_bytes
-                part.indexed, part.indexed_bytes = None, 0
+                self._indexed_bytes -= buffer.indexed_bytes
+                buffer.indexed, buffer.indexed_bytes = None, 0
 
-    def _end(self, key: str, part: _Part) -> None:
-        """The partition's file ends; what waits is of the next."""
-        assert part.file is not None
-        file = data_file(part.file, self._target, part.partition)
+    def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
+        """Closes the partition's file. Buffered rows go to the next file."""
+        assert buffer.file is not None
+        file = data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
         del self._open[key]
-        indexed = part.indexed
-        self._indexed_bytes -= part.indexed_bytes
-        part.file, part.indexed, part.indexed_bytes = None, [], 0
-        if not part.waiting:
-            del self._parts[key]
+        indexed = buffer.indexed
+        self._indexed_bytes -= buffer.indexed_bytes
+        buffer.file, buffer.indexed, buffer.indexed_bytes = None, [], 0
+        if not buffer.waiting:
+            del self._buffers[key]
         self._indexes.add(file, indexed)
 
     def cut(self) -> None:
-        """Ends all files: rows that come are of others."""
-        while self._parts:
-            key, part = next(iter(self._parts.items()))
-            self._flush(key, part)
+        """Closes all files; later rows go to new files."""
+        while self._buffers:
+            key, buffer = next(iter(self._buffers.items()))
+            self._flush(key, buffer)
             if key in self._open:
-                self._end(key, part)
+                self._close_file(key, buffer)
 
     def close(self) -> WrittenFiles:
-        """Ends all files; what was written."""
+        """Closes all files and returns the written files."""
         self.cut()
         index_files, skipped = self._indexes.close()
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Deletes what was written, as far as storage lets it. Never raises."""
-        for part in self._open.values():
-            if part.file is not None:
-                part.file.abort()
-        self._parts.clear()
+        """Deletes the written files; ignores errors of the storage. Never raises."""
+        for buffer in self._open.values():
+            if buffer.file is not None:
+                buffer.file.abort()
+        self._buffers.clear()
         self._open.clear()
         WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
 
 
-class _Indexes:
-    """Index files of what a writer writes: one for each definition, or a few where there are many rows.
+class _IndexBuilder:
+    """Index files of a writer's data files: one for each definition, or several for many rows.
 
-    An index that cannot be built fails no write: the file is told as skipped, and is without it for the time being.
+    An index that cannot be built does not fail the write: the data file is reported as skipped and stays uncovered.
     """
 
     def __init__(self, tasks: Sequence[IndexTask]) -> None:
         self._tasks = tasks
         self._files: list[list[DataFile]] = [[] for _ in tasks]
-        self._builts: list[list[Any]] = [[] for _ in tasks]
+        self._indexes_built: list[list[Any]] = [[] for _ in tasks]
         self._skipped: list[tuple[str, str]] = []
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
-        """A data file; `columns` of its row groups, by id, or None where they are to be read from it."""
-        described = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
+        """Indexes a data file. `columns`: those of its row groups, by id; None: read them from the file."""
+        entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
         for number, task in enumerate(self._tasks):
             try:
                 if columns is None:
-                    keys = keys_of_file(task, described)
+                    keys = keys_of_file(task, entry)
                 else:
                     keys = [
                         keys_of_term(term, _joined([group[term.column_id] for group in columns]))
                         for term in task.definition.terms
                     ]
-                self._builts[number].append(built(task.definition, keys))
+                self._indexes_built[number].append(built(task.definition, keys))
             except (Unreadable, ValueError, Corrupt) as error:
-                self._skipped.append((described.path, f"{task.definition.text}: {error}"))
+                self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
                 continue
-            self._files[number].append(described)
-            if sum(one.records for one in self._files[number]) >= _INDEX_ROWS:
+            self._files[number].append(entry)
+            if sum(data_file_entry.records for data_file_entry in self._files[number]) >= _INDEX_ROWS:
                 self._write(number)
 
     def _write(self, number: int) -> None:
-        written = write_index_file(self._tasks[number], self._files[number], self._builts[number])
-        self._files[number], self._builts[number] = [], []
+        written = write_index_file(self._tasks[number], self._files[number], self._indexes_built[number])
+        self._files[number], self._indexes_built[number] = [], []
         if written.location is not None:
             self.written.append({"location": written.location, "size-in-bytes": written.size_bytes})
 
@@ -363,9 +365,9 @@ def _joined(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where rows go, and what becomes of those that are there: the table as it stood when a write began.
+    """A table as it was loaded when a write began, and what the write changes.
 
-    `target` is picklable, for whoever writes files; `change` is what the commit says besides those.
+    `target` is picklable, for the tasks that write files. `change`: the fields of the commit other than the files.
     """
 
     table: Name
@@ -381,8 +383,8 @@ class Destination:
         producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
-        """The commit's answer; None where there is nothing to do, nor a producer whose number is to be recorded. See
-        `commit`."""
+        """The answer of the commit; None if there is nothing to commit and no producer number to record. See the
+        function `commit`."""
         named = producer_named(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
         if is_empty and named is None:
@@ -409,10 +411,10 @@ def destination(
     where: str | Mapping[str, Any] | bool = True,
     branch: str = MAIN,
 ) -> Destination:
-    """Of a write by `append`, `overwrite` (of what `where` holds) or `overwrite_partitions`.
+    """The destination of a write by `append`, `overwrite` (of the rows that match `where`) or `overwrite_partitions`.
 
-    ValueError for another mode; Unwritable for a table of a version that has no such mode; BadRequest for a predicate
-    that no expression says exactly.
+    ValueError for an unknown mode; Unwritable if the table's format version does not support the mode; BadRequest for a
+    predicate that no Iceberg expression represents exactly.
     """
     if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
@@ -440,15 +442,14 @@ def append(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Adds rows, with one commit, whose answer it is (docs/reference/openapi.json); None where there are no rows and no
-    producer.
+    """Adds rows with one commit and returns its answer (docs/reference/openapi.json); None without rows and producer.
 
-    `producer` is an id and a sequence number: what was committed under them before is not committed again, and without
-    rows the number is recorded by a snapshot that changes nothing. Unwritable
-    where rows do not fit the table. Whatever goes wrong, nothing is visible; where the commit's outcome is not known
-    (Unreachable, ServerFailed), files stay, as they may be visible.
+    `producer` is an id and a sequence number: a change that was committed under them is not committed again. Without
+    rows, an empty snapshot records the number. Unwritable if rows do not fit the table. After an error, no row is
+    visible, except if the outcome of the commit is unknown (Unreachable, ServerFailed): then the files are not deleted,
+    because they may be visible.
     """
-    return _written(client, rows, destination(client, table, branch=branch), producer, summary)
+    return _write_and_commit(client, rows, destination(client, table, branch=branch), producer, summary)
 
 
 def overwrite(
@@ -461,9 +462,11 @@ def overwrite(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Puts rows in the place of those that a predicate holds, in SQL or as an Iceberg expression in JSON; of all by
-    default. BadRequest where the predicate holds only some rows of a file. Otherwise as `append`."""
-    return _written(client, rows, destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary)
+    """Replaces the rows that match a predicate, in SQL or as Iceberg expression JSON; by default all rows. BadRequest
+    if the predicate matches only some rows of a file. Otherwise as `append`."""
+    return _write_and_commit(
+        client, rows, destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
+    )
 
 
 def overwrite_partitions(
@@ -475,11 +478,13 @@ def overwrite_partitions(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Puts rows in the place of all rows of the partitions that they are of. Otherwise as `append`."""
-    return _written(client, rows, destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary)
+    """Replaces all rows of the partitions that the given rows belong to. Otherwise as `append`."""
+    return _write_and_commit(
+        client, rows, destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary
+    )
 
 
-def _written(
+def _write_and_commit(
     client: SeamarkClient,
     rows: Rows,
     into: Destination,
@@ -492,11 +497,13 @@ def _written(
 
 
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
-    """The commit's answer. What was written is discarded where it certainly is in no snapshot, nor ever will be.
+    """Commits and returns the answer. Discards the written files if no snapshot contains them or can contain them
+    later.
 
-    That is when the change was sent once and refused, for another reason than that a snapshot has one of its files; or
-    when the snapshot that its producer committed before is another write's. A mark in the snapshot's summary tells: an
-    answer of "committed before" may be about this very change, whose first answer was lost.
+    This is certain in two cases: the change was refused, no earlier request for it has an unknown outcome, and the
+    reason is not that a snapshot already contains one of the files; or the producer's number was committed before by
+    another write. The UUID in the snapshot's summary distinguishes that from a repeat of this change whose first answer
+    was lost.
     """
     mark = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}
@@ -512,7 +519,7 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
 
 
 def batches_of(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Whatever rows are given as. Unwritable for what are none."""
+    """The rows as record batches. Unwritable for an object that is not `Rows`."""
     if isinstance(rows, pa.RecordBatch):
         yield rows
     elif isinstance(rows, pa.Table):
@@ -522,7 +529,7 @@ def batches_of(rows: Rows) -> Iterator[pa.RecordBatch]:
     elif hasattr(rows, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(rows)
     elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping):
-        for one in rows:
-            yield from batches_of(one)
+        for item in rows:
+            yield from batches_of(item)
     else:
         raise Unwritable(f"rows are Arrow tables or batches, or a stream of them, not {type(rows).__name__}")

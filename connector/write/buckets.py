@@ -1,16 +1,15 @@
-"""Buckets of a table: how large they are, how many there should be, and more of them by doubling.
+"""Bucket partitions: reports their sizes, recommends a number of buckets, and doubles it.
 
-    bucket_sizes(client, "db.t")            of each bucket field of the current partition spec
-    resize(client, "db.t", buckets=16)      bucket[8](id) is bucket[16](id) from now on
+    bucket_sizes(client, "db.t")            sizes for each bucket field of the current partition spec
+    resize(client, "db.t", buckets=16)      replaces bucket[8](id) by bucket[16](id) in the partition spec
 
-The rule it keeps: a resize changes the partition spec and nothing else. No file is touched and no writer waits: what
-is written next goes by the new spec, and a writer that has read the old one still commits by it. A bucket of 8 is two
-of 16 (`hash % 16 % 8 == hash % 8`), so old files lie in known buckets of the new spec, and plans, joins by compatible
-buckets and conflicts between writers go on as before. That holds for doubling and for nothing else, so nothing else is
-done here.
+A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a
+writer that has read the old spec can still commit with it. Bucket b of 8 is the buckets b and b + 8 of 16 (`hash % 16 %
+8 == hash % 8`), so each old file belongs to known buckets of the new spec; pruning, joins of compatible bucket counts
+and conflict detection continue to work. This is true only for doubling, so no other change is supported.
 
-Buckets are shared by nobody but rows of one partition: where a table is partitioned by other fields, too, each of their
-values has N buckets, and it is those that are to be of the right size.
+If the table is also partitioned by other fields, each of their partitions has its own buckets. The target size is that
+of one bucket in one such partition.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from seamark.metaserver.iceberg.types.transforms import VOID, canonical, name_of
 Longs = npt.NDArray[np.int64]
 
 TARGET_BYTES = 3_000_000_000
-"""Of a bucket: large enough for files of the usual size, small enough to be written anew by one task."""
+"""Target size of a bucket: large enough for files of the usual size, small enough for one task to rewrite it."""
 SIZES_MAX = 1 << 20
-"""Buckets whose sizes are told; a spec may have two thousand times as many, which no memory holds."""
+"""Maximum buckets for `bucket_sizes`; a spec may have 2,000 times as many, too many for the memory."""
 BUCKET = "bucket"
 _ATTEMPTS = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
 _VOIDS_BELOW = 2
-"""Format version since which a spec may leave fields of an older one out."""
+"""The format version from which a new spec may omit fields of an older spec."""
 
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """Of one bucket field, as its spec numbers buckets now: int64[buckets] each, of data files, deleted rows included.
+    """The sizes of the buckets of one field of the current spec: int64[buckets] each, including deleted rows.
 
-    A file that was written by fewer buckets, or by none, counts as one file in each that may hold its rows, and with an
-    even share of its rows and bytes. Rows whose key is null are in no bucket.
+    A file of a spec with fewer or no buckets counts as a file of each bucket that may contain its rows; its rows and
+    bytes are divided evenly among them. Rows whose key is null are in no bucket.
     """
 
     field: str
@@ -63,10 +62,11 @@ class BucketSizes:
     rows: Longs
     bytes: Longs
     shared_files: int
-    """Files with rows of several buckets: of specs with fewer buckets, or without them."""
+    """Files that may contain rows of several buckets: their specs have fewer or no buckets."""
     shared_bytes: int
     partition_bytes: int
-    """Of all buckets of the partition, by the spec's other fields, in which the middle byte of the table lies."""
+    """Bytes of a typical partition by the spec's other fields: half of the table's bytes are in partitions of at least
+    this size."""
     target_bytes: int
 
     @property
@@ -75,19 +75,21 @@ class BucketSizes:
 
     @property
     def skew(self) -> float:
-        """The largest bucket, in means of all; more buckets do not mend it where a few keys have most rows."""
+        """Size of the largest bucket divided by the mean. More buckets do not reduce it if a few keys have most
+        rows."""
         return self.largest_bytes / self.bytes.mean() if self.bytes.any() else 1.0
 
     @property
     def advice(self) -> int:
-        """How many buckets, by doubling, bring one of them nearest to the target; never fewer than now."""
+        """The number of buckets, by doubling, that brings a bucket closest to the target size; at least the current
+        number."""
         ratio = self.partition_bytes / (self.buckets * self.target_bytes)
         return self.buckets * 2 ** max(0, round(math.log2(ratio))) if ratio > 1 else self.buckets
 
 
 @dataclass(frozen=True)
 class Resized:
-    """`before` buckets are `buckets` now, by the spec `spec_id`. Equal where that was so already."""
+    """The number of buckets `before` and after; equal if nothing changed. `spec_id`: the current spec."""
 
     column: str
     before: int
@@ -101,32 +103,34 @@ class Resized:
 def bucket_sizes(
     client: SeamarkClient, table: Name, *, target_bytes: int = TARGET_BYTES, at: At = CURRENT
 ) -> list[BucketSizes]:
-    """Of each bucket field of the table's spec, by the files of a snapshot; none where it has no such field.
+    """The sizes of the buckets of each bucket field of the current spec, from the files of a snapshot.
 
-    `target_bytes` are of one bucket, in the partition that it is of. BadRequest for more than `SIZES_MAX` buckets.
+    `target_bytes`: the target size of one bucket in one partition. BadRequest for more than `SIZES_MAX` buckets.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; a bucket has at least one byte")
     opened = open_table(client, table, at)
     metadata = opened.metadata
     fields = bucket_fields(metadata.default_spec)
-    for one in fields:
-        if (count := width_of(canonical(one.transform))) > SIZES_MAX:
+    for field in fields:
+        if (count := width_of(canonical(field.transform))) > SIZES_MAX:
             raise BadRequest(
-                f"{one.name} has {count:,} buckets; the sizes of {SIZES_MAX:,} at most are told one by one"
+                f"{field.name} has {count:,} buckets; the sizes of {SIZES_MAX:,} at most are told one by one"
             )
-    parts: list[_Part] = []
+    partitions: list[_PartitionTotals] = []
     if opened.snapshot_id is not None:
-        found = client.partitions(table, at=At(snapshot_id=opened.snapshot_id))
+        table_partitions = client.partitions(table, at=At(snapshot_id=opened.snapshot_id))
         names = ("spec_id", "partition", "file_count", "record_count", "file_size_in_bytes")
-        rows = zip(*(found[name].to_pylist() for name in names), strict=True)
-        parts = [_Part(spec_id, json.loads(partition), *counts) for spec_id, partition, *counts in rows]
-    return [_sizes(one, metadata, parts, target_bytes) for one in fields]
+        partition_rows = zip(*(table_partitions[name].to_pylist() for name in names), strict=True)
+        partitions = [
+            _PartitionTotals(spec_id, json.loads(partition), *counts) for spec_id, partition, *counts in partition_rows
+        ]
+    return [_sizes_of(field, metadata, partitions, target_bytes) for field in fields]
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A partition, its values by names of its spec's fields; and what its data files add up to."""
+class _PartitionTotals:
+    """A partition, its values by the names of its spec's fields, and the totals of its data files."""
 
     spec_id: int
     values: dict[str, Any]
@@ -135,29 +139,31 @@ class _Part:
     bytes: int
 
 
-def _sizes(field: PartitionField, metadata: TableMetadata, parts: Sequence[_Part], target_bytes: int) -> BucketSizes:
+def _sizes_of(
+    field: PartitionField, metadata: TableMetadata, partitions: Sequence[_PartitionTotals], target_bytes: int
+) -> BucketSizes:
     count = width_of(canonical(field.transform))
     sums: Longs = np.zeros((3, count), dtype=np.int64)
-    numbers = np.arange(count)
+    all_buckets = np.arange(count)
     shared_files = shared_bytes = 0
-    of_partition: dict[str, int] = defaultdict(int)
-    specs = {one.spec_id: one for one in metadata.partition_specs}
-    others = [one for one in metadata.default_spec.fields if one is not field]
-    for part in parts:
-        spec = specs.get(part.spec_id, PartitionSpec(part.spec_id, ()))
-        within = _buckets_of(field, count, spec, part)
-        if within is None or not part.files:
+    partition_bytes: dict[str, int] = defaultdict(int)
+    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    other_fields = [partition_field for partition_field in metadata.default_spec.fields if partition_field is not field]
+    for partition in partitions:
+        spec = specs.get(partition.spec_id, PartitionSpec(partition.spec_id, ()))
+        bucket_slice = _buckets_of(field, count, spec, partition)
+        if bucket_slice is None or not partition.files:
             continue
-        members = numbers[within]
-        sums[0, members] += part.files
-        for number, amount in ((1, part.rows), (2, part.bytes)):
+        members = all_buckets[bucket_slice]
+        sums[0, members] += partition.files
+        for row, amount in ((1, partition.rows), (2, partition.bytes)):
             each, rest = divmod(amount, len(members))
-            sums[number, members] += each
-            sums[number, members[:rest]] += 1
+            sums[row, members] += each
+            sums[row, members[:rest]] += 1
         if len(members) > 1:
-            shared_files += part.files
-            shared_bytes += part.bytes
-        of_partition[json.dumps([_value(one, spec, part) for one in others])] += part.bytes
+            shared_files += partition.files
+            shared_bytes += partition.bytes
+        partition_bytes[json.dumps([_value_in(other, spec, partition) for other in other_fields])] += partition.bytes
     return BucketSizes(
         field=field.name,
         column=_column(field, metadata),
@@ -167,32 +173,36 @@ def _sizes(field: PartitionField, metadata: TableMetadata, parts: Sequence[_Part
         bytes=sums[2],
         shared_files=shared_files,
         shared_bytes=shared_bytes,
-        partition_bytes=_middle(list(of_partition.values())),
+        partition_bytes=_weighted_median(list(partition_bytes.values())),
         target_bytes=target_bytes,
     )
 
 
-def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, part: _Part) -> slice | None:
-    """Which of the field's buckets may hold rows of the partition; None for a key that is null."""
-    by = [one for one in bucket_fields(spec) if one.sources == field.sources]
-    if not by:
+def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
+    """The field's buckets that may contain rows of the partition; None for a null key."""
+    candidates = [candidate for candidate in bucket_fields(spec) if candidate.sources == field.sources]
+    if not candidates:
         return slice(None)
-    finest = max(by, key=lambda one: math.gcd(width_of(canonical(one.transform)), count))
-    value = part.values.get(finest.name)
+    finest = max(candidates, key=lambda candidate: math.gcd(width_of(canonical(candidate.transform)), count))
+    value = partition.values.get(finest.name)
     if value is None:
         return None
     step = math.gcd(width_of(canonical(finest.transform)), count)
     return slice(value % step, count, step)
 
 
-def _value(field: PartitionField, spec: PartitionSpec, part: _Part) -> object:
-    """The partition's value of a field of another spec; None where its own has none such."""
-    same = (one.name for one in spec.fields if (one.sources, one.transform) == (field.sources, field.transform))
-    return part.values.get(next(same, ""))
+def _value_in(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
+    """The partition's value for a field of another spec; None if its spec has no equal field."""
+    same = (
+        candidate.name
+        for candidate in spec.fields
+        if (candidate.sources, candidate.transform) == (field.sources, field.transform)
+    )
+    return partition.values.get(next(same, ""))
 
 
-def _middle(sizes: Sequence[int]) -> int:
-    """The size at which half of all bytes are in those that are no smaller; 0 where there are none."""
+def _weighted_median(sizes: Sequence[int]) -> int:
+    """The size for which the sizes that are at least as large contain half of the total; 0 for no sizes."""
     if not sizes:
         return 0
     ordered = np.sort(np.array(sizes, dtype=np.int64))[::-1]
@@ -201,8 +211,8 @@ def _middle(sizes: Sequence[int]) -> int:
 
 
 def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
-    """Those of one column in buckets."""
-    return [one for one in spec.fields if name_of(canonical(one.transform)) == BUCKET and len(one.sources) == 1]
+    """The fields that are buckets of one column."""
+    return [field for field in spec.fields if name_of(canonical(field.transform)) == BUCKET and len(field.sources) == 1]
 
 
 def _column(field: PartitionField, metadata: TableMetadata) -> str:
@@ -216,43 +226,42 @@ def _column(field: PartitionField, metadata: TableMetadata) -> str:
 
 
 def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> Resized:
-    """The table has so many buckets from now on: as many as it has, doubled one or more times. Nothing is done where it
-    has them already, so that it may be asked for again.
+    """Sets the number of buckets to a repeated doubling of the current number. Idempotent: an equal number is no error.
 
-    `column` says which buckets, where the spec has several fields of them. BadRequest for a number that no doubling
-    leads to, or a table without buckets; Conflict where others changed the spec in all attempts.
+    `column` selects the bucket field; required if the spec has several. BadRequest for a number that is not a repeated
+    doubling, or a table without buckets; Conflict if other commits changed the spec in all attempts.
     """
-    for number in range(1, _ATTEMPTS + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
-        field = _chosen(metadata, column)
-        before, named = width_of(canonical(field.transform)), _column(field, metadata)
+        field = _choose_field(metadata, column)
+        before, column_name = width_of(canonical(field.transform)), _column(field, metadata)
         if buckets == before:
-            return Resized(named, before, buckets, metadata.default_spec_id)
-        _check_doubled(before, buckets, named)
+            return Resized(column_name, before, buckets, metadata.default_spec_id)
+        _check_doubling(before, buckets, column_name)
         try:
-            after = _update(client, table, metadata, _resized(metadata, field, buckets))
+            after = _update(client, table, metadata, _resized_fields(metadata, field, buckets))
         except Conflict:
-            if number == _ATTEMPTS:
+            if attempt == _ATTEMPTS:
                 raise
-            back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+            back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
-            return Resized(named, before, buckets, after.default_spec_id)
+            return Resized(column_name, before, buckets, after.default_spec_id)
     raise AssertionError("the loop returns or raises")
 
 
-def _chosen(metadata: TableMetadata, column: str | None) -> PartitionField:
-    found = {_column(one, metadata): one for one in bucket_fields(metadata.default_spec)}
-    if not found:
+def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField:
+    by_column = {_column(field, metadata): field for field in bucket_fields(metadata.default_spec)}
+    if not by_column:
         raise BadRequest("The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)")
-    if column is None and len(found) > 1:
-        raise BadRequest(f"The table has buckets of {', '.join(found)}; say which column's are meant")
-    if column is not None and column not in found:
-        raise BadRequest(f"The table has no buckets of {column[:200]}; it has those of {', '.join(found)}")
-    return found[next(iter(found)) if column is None else column]
+    if column is None and len(by_column) > 1:
+        raise BadRequest(f"The table has buckets of {', '.join(by_column)}; say which column's are meant")
+    if column is not None and column not in by_column:
+        raise BadRequest(f"The table has no buckets of {column[:200]}; it has those of {', '.join(by_column)}")
+    return by_column[next(iter(by_column)) if column is None else column]
 
 
-def _check_doubled(before: int, buckets: int, column: str) -> None:
+def _check_doubling(before: int, buckets: int, column: str) -> None:
     if 0 < buckets < before:
         raise BadRequest(
             f"{column} has {before} buckets, and {buckets} are fewer: buckets are only made more. Each of {before} "
@@ -266,35 +275,37 @@ def _check_doubled(before: int, buckets: int, column: str) -> None:
         )
 
 
-def _resized(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
-    """The spec's fields without ids, which the server gives: an equal field of an earlier spec has its own again."""
+def _resized_fields(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
+    """The fields of the new spec, without ids. The server assigns ids and reuses that of an equal earlier field."""
     transform = f"{BUCKET}[{buckets}]"
     spec = metadata.default_spec
-    kept = [one.name for one in spec.fields if one is not field or metadata.format_version < _VOIDS_BELOW]
-    new = PartitionField(_free_name(metadata, field, transform, kept), transform, *_source(field))
-    made: list[PartitionField] = []
-    for one in spec.fields:
-        if one is not field:
-            made.append(msgspec.structs.replace(one, field_id=None))
-        elif metadata.format_version < _VOIDS_BELOW:  # fields keep their places there for ever
-            made.append(PartitionField(one.name, VOID, *_source(one)))
+    kept_names = [other.name for other in spec.fields if other is not field or metadata.format_version < _VOIDS_BELOW]
+    new = PartitionField(_free_name(metadata, field, transform, kept_names), transform, *_source(field))
+    fields: list[PartitionField] = []
+    for other in spec.fields:
+        if other is not field:
+            fields.append(msgspec.structs.replace(other, field_id=None))
+        elif metadata.format_version < _VOIDS_BELOW:  # version 1: fields keep their positions permanently
+            fields.append(PartitionField(other.name, VOID, *_source(other)))
         else:
-            made.append(new)
-    return made if new in made else [*made, new]
+            fields.append(new)
+    return fields if new in fields else [*fields, new]
 
 
 def _source(field: PartitionField) -> tuple[int | None, tuple[int, ...]]:
     return field.source_id, field.source_ids
 
 
-def _free_name(metadata: TableMetadata, field: PartitionField, transform: str, kept: Sequence[str]) -> str:
-    """That of an equal field of an earlier spec; else as Iceberg's engines name it, `id_bucket_16`. Never one that has
-    another meaning in any spec: engines show the partitions of all specs in one struct, by name."""
-    fields = [one for spec in metadata.partition_specs for one in spec.fields]
-    for one in fields:
-        if one.sources == field.sources and canonical(one.transform) == transform and one.name not in kept:
-            return one.name
-    taken = {one.name for one in fields}
+def _free_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
+    """The name of an equal field of an earlier spec, else the name that Iceberg's engines give: `id_bucket_16`.
+
+    Never the name of a different field of any spec, or of a column: engines show the partitions of all specs in one
+    struct."""
+    fields = [other for spec in metadata.partition_specs for other in spec.fields]
+    for other in fields:
+        if other.sources == field.sources and canonical(other.transform) == transform and other.name not in kept_names:
+            return other.name
+    taken = {other.name for other in fields}
     return next(name for name in _names(_column(field, metadata), transform) if name not in taken | _columns(metadata))
 
 
@@ -314,17 +325,18 @@ def _names(column: str, transform: str) -> Iterator[str]:
 def _update(
     client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]
 ) -> TableMetadata:
-    """One commit of the standard's update-table. It is of the specs as they were read: snapshots may come between."""
+    """Commits the new spec by the REST operation `updateTable`. It requires unchanged specs, not unchanged
+    snapshots."""
     body = {
         "requirements": [
             {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
             {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},
         ],
         "updates": [
-            {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(one) for one in fields]}},
+            {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
             {"action": "set-default-spec", "spec-id": -1},
         ],
     }
-    # Sent again where its answer was lost it does no harm: the specs are others by then.
+    # A repeat after a lost answer is safe: the requirements fail, because the specs have changed.
     answer = json.loads(client._request("POST", client._standard_path(table), {}, json.dumps(body).encode()))
     return decode_table(json.dumps(answer["metadata"]).encode(), str(answer["metadata"]["location"]))

@@ -1,14 +1,15 @@
-"""Where rows belong in a clustering: by attributes of their own, and by those that their keys lead to.
+"""Computes clustering keys of rows, from their own attributes and from attributes of joined tables.
 
-A value's place is its rank among the rows, by a sample of them: half as many rows below as rows not above. So a
-skewed attribute is cut where its rows are, text goes by its order, and equal values have equal places. The tuple of
-places is a point, and its key on a space-filling curve (`curves.py`) is what rows are ordered by.
+Each attribute value is mapped to its rank in a sample of the rows: the mean of the fractions of smaller rows and of
+smaller or equal rows. Ranks divide a skewed attribute evenly, work for any ordered type, and are equal for equal
+values. The ranks of a row are a point; its key on a space-filling curve (`curves.py`) is the sort key of the row.
 
     attributes = Attributes(by=["ordered", "customer.city"], joins={"customer": Reached(customers, {"customer": "id"})})
     clustering = Clustering.of(attributes, sample, curve="hilbert")
     keys = clustering.keys(rows)
 
-All of it is Arrow and numpy, a batch at a time, and picklable: tasks have the dimensions' ranks, not their values.
+The computation uses Arrow and numpy, a batch at a time. The objects are picklable: tasks receive the ranks of the
+joined tables' rows.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.curves import Points, curve_keys
 
 BITS = 16
-"""Of each attribute's place: more ranges than tables have files."""
+"""Bits of each rank: more ranges than a table has files."""
 
 Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Rows of another table, and by which columns ours lead to them: column of ours → column of it. A column of ours
-    may be one of a table reached before, as `customer.nation_key`; then all of them are. Where several rows
-    have a key, the first is reached."""
+    """A joined table, and the join condition `on`: column of the clustered rows → column of the joined table.
+
+    The columns may instead belong to a table that was joined before (`customer.nation_key`); then all of them must. If
+    several rows have the same key, the first is joined."""
 
     rows: pa.Table
     on: Mapping[str, str]
@@ -44,116 +46,122 @@ class KeyLookup:
     """Finds rows by their keys. Picklable."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
-        self._kinds = [_key_type(one.type) for one in keys]
-        self._sets = [pc.unique(one.cast(kind)) for one, kind in zip(keys, self._kinds, strict=True)]
-        self._keys = pa.array(self._combined(keys))
+        self._kinds = [_key_type(key.type) for key in keys]
+        self._sets = [pc.unique(key.cast(kind)) for key, kind in zip(keys, self._kinds, strict=True)]
+        self._keys = pa.array(self._tuple_codes(keys))
 
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
         """int64[rows]: the first row that has the key; -1 where none has it, or it has a null."""
-        combined = self._combined(columns)
-        found = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(zero_copy_only=False)
-        return np.where(combined < 0, -1, found).astype(np.int64)
+        combined = self._tuple_codes(columns)
+        positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
+            zero_copy_only=False
+        )
+        return np.where(combined < 0, -1, positions).astype(np.int64)
 
-    def _combined(self, columns: Sequence[pa.Array]) -> Longs:
-        """A number for each tuple that may be known."""
+    def _tuple_codes(self, columns: Sequence[pa.Array]) -> Longs:
+        """int64[rows]: a number for each tuple of known values; -1 if a value is null or unknown."""
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
-            at = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
-            codes = at.to_numpy(zero_copy_only=False).astype(np.int64)
+            positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
+            codes = positions.to_numpy(zero_copy_only=False).astype(np.int64)
             total = np.where((total < 0) | (codes < 0), -1, total * len(values) + codes)
         return total
 
 
 def _key_type(kind: pa.DataType) -> pa.DataType:
-    """What keys are compared as: whole numbers of any width are equal."""
+    """The type in which keys are compared: int64 for all integers."""
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
 class Attributes:
-    """What rows are clustered by: names of columns, or `name.column` of what is reached by a name of `joins`.
+    """The attributes by which rows are clustered: columns, or `name.column` for a table of `joins`.
 
-    BadRequest for what there is not, and for keys of types that cannot be equal.
+    BadRequest for unknown columns, nested types, and join keys of different types.
     """
 
     def __init__(self, by: Sequence[str], joins: Mapping[str, Reached], schema: pa.Schema) -> None:
-        """`schema` is of the rows that are clustered."""
+        """`schema`: that of the clustered rows."""
         if not by:
             raise BadRequest("Say by which attributes rows are to be clustered")
-        self._tables = {name: one.rows.combine_chunks() for name, one in joins.items()}
-        self._ways: dict[str, tuple[tuple[str, ...], KeyLookup]] = {}
-        """How rows of ours lead to one of a table: the columns, and the lookup."""
-        self._homes: dict[str, str] = {}
-        """The table that a table's columns were brought into, where not ours lead to it."""
-        for name, one in joins.items():
-            self._reach(name, one, schema)
-        self.by = tuple(self._found(one, schema) for one in by)
+        self._tables = {name: reached.rows.combine_chunks() for name, reached in joins.items()}
+        self._lookups: dict[str, tuple[tuple[str, ...], KeyLookup]] = {}
+        """By joined table: the columns of the clustered rows, and the lookup of their keys."""
+        self._merged_into: dict[str, str] = {}
+        """For a table that is joined with another joined table: that table, to which its columns were appended."""
+        for name, reached in joins.items():
+            self._add_join(name, reached, schema)
+        self.by = tuple(self._resolve_attribute(text, schema) for text in by)
 
     @property
     def columns(self) -> list[str]:
-        """Of the rows that are clustered, those that it takes."""
-        own = [column for name, column in self.by if name == ""]
+        """The required columns of the clustered rows."""
+        own_columns = [column for name, column in self.by if name == ""]
         used = {name for name, _ in self.by}
-        return list(dict.fromkeys([*own, *(one for name in used - {""} for one in self._ways[name][0])]))
+        return list(
+            dict.fromkeys([*own_columns, *(column for name in used - {""} for column in self._lookups[name][0])])
+        )
 
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
-        """Which row of the table of this name each row of the batch leads to; -1 for none."""
-        columns, lookup = self._ways[name]
-        return lookup.rows([_whole(batch[one]) for one in columns])
+        """int64[rows]: the joined row of the table for each row of the batch; -1 for none."""
+        columns, lookup = self._lookups[name]
+        return lookup.rows([_single_array(batch[column]) for column in columns])
 
     def table_values(self, name: str, column: str) -> pa.Array:
-        return _whole(self._tables[name][column])
+        return _single_array(self._tables[name][column])
 
-    def _reach(self, name: str, one: Reached, schema: pa.Schema) -> None:
+    def _add_join(self, name: str, reached: Reached, schema: pa.Schema) -> None:
         table = self._tables[name]
-        if not one.on:
+        if not reached.on:
             raise BadRequest(f"Say by which columns {name!r} is reached")
-        for column in one.on.values():
+        for column in reached.on.values():
             _check_column(column, table.schema, f"{name}.{column}")
-        lookup = KeyLookup([_whole(table[column]) for column in one.on.values()])
-        places = [self._place(each, schema) for each in one.on]
-        homes = {home for home, _ in places}
-        if len(homes) > 1:
-            raise BadRequest(f"{name!r} is reached from one table, not from several: {', '.join(one.on)}")
-        home, columns = homes.pop(), tuple(column for _, column in places)
-        kinds = schema if not home else self._tables[home].schema
-        for column, other in zip(columns, one.on.values(), strict=True):
-            ours, theirs = _key_type(kinds.field(column).type), _key_type(table.schema.field(other).type)
-            if ours != theirs:
-                raise BadRequest(f"{column} is {ours} and {name}.{other} is {theirs}, which are never equal")
-        if not home:
-            self._ways[name] = columns, lookup
+        lookup = KeyLookup([_single_array(table[column]) for column in reached.on.values()])
+        sources = [self._resolve_column(text, schema) for text in reached.on]
+        tables = {source for source, _ in sources}
+        if len(tables) > 1:
+            raise BadRequest(f"{name!r} is reached from one table, not from several: {', '.join(reached.on)}")
+        source, columns = tables.pop(), tuple(column for _, column in sources)
+        kinds = schema if not source else self._tables[source].schema
+        for column, target in zip(columns, reached.on.values(), strict=True):
+            source_type, target_type = _key_type(kinds.field(column).type), _key_type(table.schema.field(target).type)
+            if source_type != target_type:
+                raise BadRequest(
+                    f"{column} is {source_type} and {name}.{target} is {target_type}, which are never equal"
+                )
+        if not source:
+            self._lookups[name] = columns, lookup
             return
-        self._homes[name] = home
-        at = lookup.rows([_whole(self._tables[home][column]) for column in columns])
-        taken = table.take(pa.array(at, mask=at < 0))
+        self._merged_into[name] = source
+        rows = lookup.rows([_single_array(self._tables[source][column]) for column in columns])
+        joined = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
-            self._tables[home] = self._tables[home].append_column(f"{name}.{column}", taken[column])
+            self._tables[source] = self._tables[source].append_column(f"{name}.{column}", joined[column])
 
-    def _found(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        name, column = self._place(text, schema)
+    def _resolve_attribute(self, text: str, schema: pa.Schema) -> tuple[str, str]:
+        name, column = self._resolve_column(text, schema)
         kind = (schema if not name else self._tables[name].schema).field(column).type
         if pa.types.is_nested(kind):
             raise BadRequest(f"Rows cannot be clustered by {text!r}, which is {kind}")
         return name, column
 
-    def _place(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        """The name of a table that ours leads to, empty for ours, and the column of it."""
+    def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
+        """(table, column); the table is empty for a column of the clustered rows."""
         name, dot, column = text.partition(".")
         if text in schema.names or not dot or name not in self._tables:
             _check_column(text, schema, text)
             return "", text
         _check_column(column, self._tables[name].schema, text)
-        while name in self._homes:
-            name, column = self._homes[name], f"{name}.{column}"
+        while name in self._merged_into:
+            name, column = self._merged_into[name], f"{name}.{column}"
         return name, column
 
 
-def _check_column(column: str, schema: pa.Schema, told: str) -> None:
+def _check_column(column: str, schema: pa.Schema, text: str) -> None:
     if schema.names.count(column) != 1:
-        raise BadRequest(f"There is no column {told!r}: there are {', '.join(schema.names)[:500]}")
+        raise BadRequest(f"There is no column {text!r}: there are {', '.join(schema.names)[:500]}")
 
 
-def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -161,20 +169,20 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Of one attribute's values, by a sample of rows: `values` ascending, and before each, and at the end, how many
-    rows come; nulls before all."""
+    """Ranks of one attribute's values in a sample: the distinct `values`, ascending, and `before`, int64[values + 1]:
+    how many rows precede each value, and the total. Nulls precede all values."""
 
     values: npt.NDArray[np.generic] | npt.NDArray[np.object_]
     before: Longs
 
     @staticmethod
     def of(sample: pa.Array) -> Ranks:
-        there = sample.drop_null()
-        values, counts = np.unique(_comparable(there), return_counts=True)
+        values_present = sample.drop_null()
+        values, counts = np.unique(_comparable(values_present), return_counts=True)
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
-        """uint64[rows], below 2**BITS."""
+        """The ranks of a column's values: uint64[rows], less than 2**BITS."""
         encoded = column.dictionary_encode()
         distinct = _comparable(encoded.dictionary)
         low = np.searchsorted(self.values, distinct, "left")
@@ -183,73 +191,76 @@ class Ranks:
         middles = np.append(self.before[low] + self.before[high], nulls)
         ranks = (middles << BITS) // max(1, 2 * int(self.before[-1]))
         codes = pc.fill_null(encoded.indices, len(distinct)).to_numpy(zero_copy_only=False)
-        found: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << BITS) - 1)[codes].astype(np.uint64)
-        return found
+        places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << BITS) - 1)[codes].astype(np.uint64)
+        return places
 
 
 def _comparable(values: pa.Array) -> npt.NDArray[np.generic]:
-    """Without nulls, as numpy orders what it is an array of; NaN is above all."""
+    """`values`, without nulls, as an array that numpy can sort; NaN sorts last."""
     kind = values.type
     if pa.types.is_temporal(kind):
         values = values.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     elif pa.types.is_fixed_size_binary(kind) or isinstance(kind, pa.BaseExtensionType):
-        return np.array([str(one) if not isinstance(one, bytes) else one for one in values.to_pylist()], dtype=object)
+        return np.array(
+            [str(value) if not isinstance(value, bytes) else value for value in values.to_pylist()], dtype=object
+        )
     if pa.types.is_integer(values.type) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        found: npt.NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
-        return found
-    made = np.empty(len(values), dtype=object)
-    made[:] = values.to_pylist()
-    return made
+        numbers: npt.NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
+        return numbers
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values.to_pylist()
+    return objects
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Keys of rows. Picklable."""
+    """Computes clustering keys. Picklable."""
 
     curve: str
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
-    """By the attribute's number; of the others the places of a table's rows, and of none, stand here."""
+    """By the ordinal of an own attribute."""
     reached: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    """By the ordinal of a joined attribute: the ranks of the joined table's rows; the last is that of no row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
-        """By a sample of the rows that are clustered, of which it takes `attributes.columns`."""
+        """`sample`: some of the clustered rows, with at least `attributes.columns`."""
         own: dict[int, Ranks] = {}
         reached: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
             if not name:
-                own[number] = Ranks.of(_whole(sample[column]))
+                own[number] = Ranks.of(_single_array(sample[column]))
                 continue
             values = attributes.table_values(name, column)
-            at = attributes.rows(name, sample)
-            ranks = Ranks.of(values.take(pa.array(at, mask=at < 0)))
-            nothing = pa.nulls(1, values.type)
-            reached[number] = ranks.places(pa.concat_arrays([values, nothing]))  # where -1 leads, too
+            table_rows = attributes.rows(name, sample)
+            ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
+            null = pa.nulls(1, values.type)
+            reached[number] = ranks.places(pa.concat_arrays([values, null]))  # index -1 is the rank of null
         return Clustering(curve, attributes, own, reached)
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
-        """uint8[rows, bytes]."""
-        at: dict[str, Longs] = {}
+        """The clustering keys: uint8[rows, bytes]; they compare as bytes."""
+        rows_by_table: dict[str, Longs] = {}
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
             if not name:
-                points[:, number] = self.own[number].places(_whole(rows[column]))
+                points[:, number] = self.own[number].places(_single_array(rows[column]))
                 continue
-            if name not in at:
-                at[name] = self.attributes.rows(name, rows)
-            points[:, number] = self.reached[number][at[name]]
+            if name not in rows_by_table:
+                rows_by_table[name] = self.attributes.rows(name, rows)
+            points[:, number] = self.reached[number][rows_by_table[name]]
         return curve_keys(points, BITS, self.curve)
 
 
 def ordered(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
-    """bytes[rows], as numpy sorts and searches them."""
-    found: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
-    return found
+    """The keys as bytes[rows], which numpy can sort and search."""
+    sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
+    return sortable
 
 
 def cuts(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[parts - 1]: where keys are cut into as many parts of about equal numbers. A key may be several times."""
-    held = np.sort(keys)
-    at = [len(held) * number // parts for number in range(1, parts)]
-    return held[at] if len(held) else held
+    """bytes[parts - 1]: boundaries that divide the keys into parts of about equal size. Boundaries may be equal."""
+    ascending = np.sort(keys)
+    positions = [len(ascending) * number // parts for number in range(1, parts)]
+    return ascending[positions] if len(ascending) else ascending

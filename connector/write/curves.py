@@ -1,8 +1,8 @@
-"""Points of a grid as keys along a space-filling curve: what is near in all attributes is near in the keys' order.
+"""Keys of grid points on a space-filling curve: points that are close in all attributes tend to have close keys.
 
-Hilbert's curve by Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings 707, 2004), for
-any number of dimensions, a bit of all points at a time; the z-order is the same without it: the bits of all attributes
-in turn. Each step of Hilbert's curve leads to a neighbour, so that a stretch of it is one region; the z-order jumps.
+The Hilbert curve uses Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings 707, 2004), for
+any number of dimensions, one bit of all points at a time. The z-order interleaves the bits without the transform.
+Consecutive points of the Hilbert curve are neighbours, so a range of keys is a connected region; the z-order has jumps.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ Points = npt.NDArray[np.uint64]
 
 
 def curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
-    """uint8[rows, bytes], which compare as bytes do, of uint64[rows, attributes] below 2**bits. Distinct points have
-    distinct keys."""
+    """The keys of points: uint8[rows, bytes], which compare as bytes. Distinct points have distinct keys.
+
+    `points`: uint64[rows, attributes], less than 2**bits. ValueError for an unknown curve."""
     axes = points.T.copy()
     if curve == HILBERT:
         _transpose(axes, bits)
     elif curve != ZORDER:
         raise ValueError(f"there is no curve {curve!r}: there are {', '.join(CURVES)}")
-    places = np.arange(bits - 1, -1, -1, dtype=np.uint64)
-    # [rows, bits, attributes]: of all attributes the highest bit, then of all the next.
-    interleaved = (axes.T[:, None, :] >> places[None, :, None]) & np.uint64(1)
+    shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
+    # [rows, bits, attributes]: the highest bits of all attributes first.
+    interleaved = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
     flat = interleaved.astype(np.uint8).reshape(len(points), bits * len(axes))
     return np.packbits(flat, axis=1)
 
 
 def _transpose(axes: Points, bits: int) -> None:
-    """Coordinates into the curve's index, whose bits are spread over the rows of `axes`; in place."""
+    """Transforms coordinates in place to the Hilbert index, whose bits are distributed over the rows of `axes`."""
     first = axes[0]
     for bit in range(bits - 1, 0, -1):
         low = np.uint64((1 << bit) - 1)

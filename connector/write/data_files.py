@@ -1,11 +1,11 @@
-"""Rows → one Parquet file of a table, and the ContentFile that tells of it, as the REST standard spells it.
+"""Writes a Parquet file of a table, and its ContentFile in the form of the REST specification.
 
-A file is written row group by row group, under a name that nobody else has, and is durable before it is told of. Until
-a commit names it nobody reads it, so that a writer that dies leaves nothing but a file without a name in any manifest.
+A file is written row group by row group under a unique name, and is durable before its ContentFile is returned. Until a
+commit adds it, no reader uses it; a writer that dies leaves an unreferenced file.
 
-Encodings are as the table's properties say (`write.parquet.…`), by Iceberg's defaults otherwise. Columns of which a
-sample repeats next to nothing have no dictionary: it would be as large as they are, take most of the time that writing
-takes, and have to be read for any one of their pages.
+The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with almost no
+repeated values in a sample has no dictionary: the dictionary would be as large as the column, take most of the writing
+time, and be required to read any page of the column.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
 _FPP_DEFAULT = 0.01
 _SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
 _REPEATING = 0.9
-"""Distinct values to rows of a sample, from where on a dictionary saves nothing."""
+"""Maximum fraction of distinct values in a sample for which a column gets a dictionary."""
 
 
 class FileWriter:
-    """One Parquet file. `rows` given to `write` have the Arrow schema `arrow`, which has field ids; each call makes a
-    row group. `key_values` go into the footer."""
+    """Writes one Parquet file. `arrow`: the Arrow schema of all rows, with field ids. Each call of `write` makes a row
+    group. `key_values` are stored in the footer."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class FileWriter:
         self.rows = 0
         self._storage, self._arrow, self._properties = storage, arrow, properties
         self._leaves = leaves_of(schema)
-        self._bloomed = _bloom_columns(schema, properties, self._leaves)
+        self._bloom_fpps = _bloom_columns(schema, properties, self._leaves)
         self._metrics = Metrics(self._leaves, modes)
         self._key_values = dict(key_values or {})
         self._filesystem, self._path = storage.open(location)
@@ -73,23 +73,23 @@ class FileWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Written so far."""
+        """Bytes written so far."""
         return int(self._stream.tell()) if self._stream is not None else 0
 
     def write(self, rows: pa.Table) -> None:
-        """One row group. Unwritable where a property makes no sense."""
+        """Writes a row group. Unwritable for an invalid property of the table."""
         self._metrics.add(rows)
-        self._opened(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._open_writer(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self.rows += rows.num_rows
 
-    def _opened(self, first: pa.Table | None) -> pq.ParquetWriter:
-        """`first` are the rows of the first row group, if there are any."""
+    def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
+        """The Parquet writer, opened at the first call. `first`: the rows of the first row group; None for no rows."""
         if self._writer is None:
             options = writer_options(self._properties)
-            options["use_dictionary"] = [one.path for one in self._leaves if first is None or _repeats(first, one)]
-            if self._bloomed:
+            options["use_dictionary"] = [leaf.path for leaf in self._leaves if first is None or _repeats(first, leaf)]
+            if self._bloom_fpps:
                 rows = 0 if first is None else first.num_rows
-                options["bloom_filter_options"] = _bloom_options(self._bloomed, self._properties, rows)
+                options["bloom_filter_options"] = _bloom_options(self._bloom_fpps, self._properties, rows)
             if isinstance(self._filesystem, fs.LocalFileSystem):
                 Path(self._path).parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._filesystem.open_output_stream(self._path)
@@ -99,25 +99,25 @@ class FileWriter:
         return self._writer
 
     def close(self) -> dict[str, Any]:
-        """What the file's ContentFile says of its content: format, sizes, counts, metrics. Durable then."""
-        writer = self._opened(None)
+        """Closes the file durably; returns its format, sizes, counts and metrics as fields of a ContentFile."""
+        writer = self._open_writer(None)
         writer.close()
         footer = writer.writer.metadata
         size_bytes = self.size_bytes
         self._stream.close()
         if isinstance(self._filesystem, fs.LocalFileSystem):
-            _synchronise(self._path)
+            _fsync(self._path)
         return {
             "file-path": self.location,
             "file-format": "PARQUET",
             "file-size-in-bytes": size_bytes,
             "record-count": footer.num_rows,
             **self._metrics.of(footer),
-            "split-offsets": [_start(footer.row_group(group)) for group in range(footer.num_row_groups)],
+            "split-offsets": [_start_offset(footer.row_group(group)) for group in range(footer.num_row_groups)],
         }
 
     def abort(self) -> None:
-        """As if it had not been begun. Never raises: the file is one that nobody names."""
+        """Closes and deletes the file. Never raises: the file is unreferenced."""
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
@@ -133,7 +133,7 @@ def data_file_writer(target: WriteTarget, location: str) -> FileWriter:
 
 
 def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
-    """Closes the writer, whose rows are sorted as the table wants it; the ContentFile."""
+    """Closes the writer and returns the ContentFile. The rows must have the table's sort order, if it has any."""
     return {
         "content": "data",
         **writer.close(),
@@ -144,7 +144,7 @@ def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> 
 
 
 def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Of pyarrow's ParquetWriter. Unwritable, BadRequest where a property makes no sense."""
+    """Arguments of pyarrow's ParquetWriter. Unwritable or BadRequest for an invalid property."""
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
         raise Unwritable(f"The table's {_CODEC} is {codec!r}; files are written with {', '.join(_CODECS)}")
@@ -163,30 +163,30 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Whether enough of a column's values come again for a dictionary to pay. Of columns in others it is taken so."""
+    """Whether a column has enough repeated values for a dictionary. True for nested columns and small row groups."""
     if len(leaf.places) > 1 or leaf.repeated or rows.num_rows < _SAMPLE_ROWS:
         return True
-    # Stretches side by side, so that runs are seen, and all over the column.
+    # Stretches of consecutive rows, to include runs, spread over the whole column.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
-    spots = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
-    sample = rows.column(leaf.places[0]).take(spots)
+    positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
+    sample = rows.column(leaf.places[0]).take(positions)
     try:
-        distinct = pc.count_distinct(sample).as_py()  # nulls are not counted, nor are they in a dictionary
+        distinct = pc.count_distinct(sample).as_py()  # without nulls, which are not in a dictionary
     except pa.ArrowNotImplementedError:
         return True
     return bool(distinct <= _REPEATING * (len(sample) - sample.null_count))
 
 
 def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
-    """Paths of the columns that are to have a Bloom filter in the file, and with which rate of false positives."""
+    """The columns with a Bloom filter in the file: path → rate of false positives. Unwritable for an invalid rate."""
     paths = {leaf.id: leaf.path for leaf in leaves if leaf.kind != "boolean"}
-    found: dict[str, float] = {}
+    fpps: dict[str, float] = {}
     for name in properties:
         if not name.startswith(_BLOOM) or not as_bool(properties, name, False):
             continue
         column = name.removeprefix(_BLOOM)
-        known = schema.column_named(column)
-        if known is None or known.id not in paths:
+        field = schema.column_named(column)
+        if field is None or field.id not in paths:
             continue
         text = properties.get(_BLOOM_FPP + column, str(_FPP_DEFAULT))
         try:
@@ -195,27 +195,27 @@ def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[L
             fpp = math.nan
         if not 0 < fpp < 1:
             raise Unwritable(f"The table's {_BLOOM_FPP}{column} is {text!r}, no number between 0 and 1")
-        found[paths[known.id]] = fpp
-    return found
+        fpps[paths[field.id]] = fpp
+    return fpps
 
 
 def _bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
-    """For row groups of so many rows, within the bytes that the table allows to a filter."""
+    """Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
     bits = as_int(properties, _BLOOM_BYTES, 1 << 20) * 8
-    # A split-block filter sets 8 bits a value: fpp = (1 - exp(-8 n / bits)) ** 8.
+    # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.
     fitting = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}
     return {path: {"ndv": max(1, min(rows, fitting[path])), "fpp": fpp} for path, fpp in columns.items()}
 
 
-def _start(group: Any) -> int:
+def _start_offset(group: Any) -> int:
     first = group.column(0)
     return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)
 
 
-def _synchronise(path: str) -> None:
-    """A local file survives a power cut, and so does its name."""
-    for one, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
-        opened = os.open(one, flags)
+def _fsync(path: str) -> None:
+    """Synchronises a local file and its directory entry with the disk."""
+    for target, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
+        opened = os.open(target, flags)
         try:
             os.fsync(opened)
         finally:

@@ -1,16 +1,16 @@
-"""Upserts and deletes by key of rows that nobody looks for: equality deletes, and the new rows, in one commit.
+"""Upserts and deletes by key without locating rows: equality deletes and new rows in one commit.
 
-Nothing of the table is read, neither index nor data file, so that a batch costs the same on a table of any size, and
-says nothing about what was there. Every reader pays instead: it holds the rows of each file that the deletes apply to
-against their keys, until a compaction has applied them. PyIceberg does not read such tables.
+No index and no data file of the table is read, so the cost of a batch does not depend on the size of the table, and the
+report contains no counts of stored rows. Readers have more work: they compare the rows of each file to which the
+deletes apply with the keys, until a compaction applies the deletes. PyIceberg does not read such tables.
 
-The rule it keeps: the rows that go are those with one of the keys in every file of a lower sequence number; the new
-rows have the deletes' own, and stay. An equality delete file is either of one partition, and then for files of this
-very partition spec alone, or of a spec without fields, and then for all files. So where the table has a spec without
-fields there are deletes by this one; else by all of its specs, which have to be by columns of the key.
+The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the sequence number
+of the deletes, so they stay. An equality delete file applies either to the files of one partition of one spec or, if
+its spec has no fields, to all files. If the table has a spec without fields, the deletes use that spec. Otherwise they
+use all specs of the table, whose fields must then be derived from key columns.
 
-Such a commit collides with nothing but a spec that it does not know, by which somebody has written in the meantime (a
-resize of buckets); then it is done anew.
+The only conflict of such a commit is a partition spec that was added and written with since the table was loaded, for
+example by a resize of buckets; then the change is prepared again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EQUALITY = "equality"
 
 
 def check_unlocated(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
-    """ValueError for what would have to read stored rows."""
+    """ValueError for arguments that require stored rows."""
     for name, given in (("precombine", precombine), ("columns", columns)):
         if given is not None:
             raise ValueError(f"{name} needs the stored rows, which are not looked up by way of {EQUALITY!r}")
@@ -40,45 +40,47 @@ def check_unlocated(mode: str | None, precombine: str | None, columns: Sequence[
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
-    """Unwritable where `unlocated` would find it so of any batch."""
+    """Unwritable if `unlocated` would raise it for every batch."""
     check_equality_deletes(target, keys)
     _specs(opened.metadata, keys)
 
 
 def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
-    """The rows of the batch in the place of whatever has their keys; or nothing in their place. Unwritable for keys of
-    floating point numbers, tables of version 1 and those with a partition spec by other columns than the key's."""
+    """Deletes all rows with the keys of the batch and, unless `deletes` is True, adds the rows of the batch.
+
+    Unwritable for floating-point key columns, tables of version 1, and tables of which every partition spec has fields
+    and one is derived from other columns than the key's."""
     if not batch.keys.count:
         return NOTHING
     columns = [field.name for field in batch.keys.fields]
     keys = batch.rows.select(columns)
-    gone, data = WrittenDeletes(), WrittenFiles()
+    delete_files, data = WrittenDeletes(), WrittenFiles()
     try:
         for spec in _specs(opened.metadata, columns):
-            more = write_equality_deletes(target, keys, columns, spec=spec)
-            gone = WrittenDeletes((*gone.files, *more.files))
+            written = write_equality_deletes(target, keys, columns, spec=spec)
+            delete_files = WrittenDeletes((*delete_files.files, *written.files))
         if not deletes:
             data = write_batches(target, batch.rows.to_batches())
     except BaseException:
-        gone.discard(target.storage)
+        delete_files.discard(target.storage)
         raise
-    return RowChange(None, Report(), data, gone)
+    return RowChange(None, Report(), data, delete_files)
 
 
 def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """By which deletes of these keys meet every file of the table. Unwritable where there are none such.
+    """Specs whose equality deletes of these keys apply to every file of the table. Unwritable if there are none.
 
-    A field that is void splits nothing: a spec of such fields alone is without fields, to every reader."""
+    Readers treat a spec with only void fields as a spec without fields."""
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
-    parts = [(spec, part) for spec in metadata.partition_specs for part in spec.fields if not part.is_void]
-    foreign = [(spec, part) for spec, part in parts if not ids.issuperset(part.sources)]
-    by_parts = {spec.spec_id for spec, _ in parts}
-    if plain := [spec for spec in metadata.partition_specs if spec.spec_id not in by_parts]:
-        return [min(plain, key=lambda spec: len(spec.fields))]
+    spec_fields = [(spec, field) for spec in metadata.partition_specs for field in spec.fields if not field.is_void]
+    foreign = [(spec, field) for spec, field in spec_fields if not ids.issuperset(field.sources)]
+    partitioned_specs = {spec.spec_id for spec, _ in spec_fields}
+    if unpartitioned := [spec for spec in metadata.partition_specs if spec.spec_id not in partitioned_specs]:
+        return [min(unpartitioned, key=lambda spec: len(spec.fields))]
     if foreign:
-        spec, part = foreign[0]
+        spec, field = foreign[0]
         raise Unwritable(
-            f"partition spec {spec.spec_id} of the table is by {part.name}, which is not of the key "
+            f"partition spec {spec.spec_id} of the table is by {field.name}, which is not of the key "
             f"{', '.join(columns)}: in which partitions rows go is not known, and the table has no spec without fields "
             "for deletes in all of them; let rows be located, or have its columns in the key"
         )

@@ -1,7 +1,7 @@
-"""The rows of a batch that count: one for each key, the latest of those that have it.
+"""Deduplicates a batch: the latest row of each key.
 
-Later is what has the greater value in the precombine column: null before all others, NaN after all numbers, both zeros
-alike, strings by their bytes. Of rows that are equally late the last given counts.
+The latest row has the largest value in the precombine column: null is smaller than all values, NaN is larger than all
+numbers, -0.0 equals 0.0, and strings compare by their bytes. Of equal rows, the last row of the batch is used.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NAN = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class Batch:
-    """Row k is that of key k."""
+    """Deduplicated rows: row k has the key of ordinal k."""
 
     rows: pa.Table
     keys: BatchKeys
     precombine: Field | None
     partial: bool
-    """Whether other columns are to be taken from what is stored."""
+    """Whether stored rows keep their values in the other columns of the table."""
 
 
 def batch_of(
@@ -48,72 +48,80 @@ def batch_of(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Batch:
-    """Of the columns that the rows have, or of the keys, `columns` and `precombine`. Unwritable for rows without a key,
-    or that the table cannot have."""
+    """Deduplicates rows. The batch has all columns of the rows, or, with `columns`, only these, the keys and
+    `precombine`. Unwritable for rows without a key, and for rows that do not fit the table."""
     fields = key_fields(schema, keys)
-    by_name = {one.name: one for one in schema.fields}
+    by_name = {field.name: field for field in schema.fields}
     needed = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
-    _check_named("the table has", needed, by_name)
+    _check_columns("the table has", needed, by_name)
     for batch in given:
-        had = batch.schema.names
-        _check_named("the rows have", needed, had)
-        _check_named("the table has", had, by_name)
-        if several := [one for one in (had if columns is None else needed) if had.count(one) > 1]:
-            raise Unwritable(f"the rows have {had.count(several[0])} columns {several[0]}; give each once")
-        if columns is None and set(had) != set(given[0].schema.names):
+        names = batch.schema.names
+        _check_columns("the rows have", needed, names)
+        _check_columns("the table has", names, by_name)
+        if duplicates := [name for name in (names if columns is None else needed) if names.count(name) > 1]:
+            raise Unwritable(f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; give each once")
+        if columns is None and set(names) != set(given[0].schema.names):
             raise Unwritable("some of the rows have other columns than the first; give each the same")
-    table = _table(
-        given if columns is None else [batch.select(needed) for batch in given], [by_name[one] for one in needed]
+    table = _concatenated(
+        given if columns is None else [batch.select(needed) for batch in given], [by_name[column] for column in needed]
     )
-    found = [column_of(table, one) for one in fields]
-    refuse_nulls(fields, found)
-    combining = None if precombine is None else by_name[precombine]
-    rank = Rank.of(None if combining is None else column_of(table, combining), combining, table.num_rows)
-    kept = pa.array(latest(hashes_of(fields, found), rank))
-    return Batch(table.take(kept), BatchKeys(fields, [one.take(kept) for one in found]), combining, columns is not None)
+    key_columns = [column_of(table, field) for field in fields]
+    refuse_nulls(fields, key_columns)
+    precombine_field = None if precombine is None else by_name[precombine]
+    rank = Rank.of(
+        None if precombine_field is None else column_of(table, precombine_field), precombine_field, table.num_rows
+    )
+    latest_rows = pa.array(latest(hashes_of(fields, key_columns), rank))
+    return Batch(
+        table.take(latest_rows),
+        BatchKeys(fields, [column.take(latest_rows) for column in key_columns]),
+        precombine_field,
+        columns is not None,
+    )
 
 
 def refuse_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
-    """Unwritable where a column of a key has one."""
+    """Unwritable if a key column contains a null."""
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
             raise Unwritable(f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls")
 
 
-def _check_named(what: str, names: Iterable[str], among: Collection[str]) -> None:
-    if lacking := [one for one in names if one not in among]:
-        raise Unwritable(f"{what} no column {lacking[0]}; only {', '.join(among)[:500]}")
+def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -> None:
+    if lacking := [name for name in names if name not in among]:
+        raise Unwritable(f"{subject} no column {lacking[0]}; only {', '.join(among)[:500]}")
 
 
-def _table(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
-    """Of the rows; of these columns where there are none."""
+def _concatenated(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
+    """The rows as a table; without rows, an empty table with these columns."""
     if not given:
-        return pa.schema([(one.name, plain_type(one.type)) for one in fields]).empty_table()
+        return pa.schema([(field.name, plain_type(field.type)) for field in fields]).empty_table()
     try:
-        return pa.concat_tables([pa.Table.from_batches([one]) for one in given], promote_options="permissive")
+        return pa.concat_tables([pa.Table.from_batches([batch]) for batch in given], promote_options="permissive")
     except pa.ArrowException as error:
         raise Unwritable(f"the batches of rows do not fit each other: {error}") from None
 
 
 def column_of(table: pa.Table, field: Field) -> pa.Array:
-    """One column with the type that it has in data files. Unwritable where it cannot have it."""
-    part = Schema((msgspec.structs.replace(field, required=False),), 0)
-    arrow = arrow_schema(part)
-    # of one batch at least, as arrays of no chunk have no type of their own
+    """A column with the type that it has in data files. Unwritable if it cannot be cast."""
+    schema = Schema((msgspec.structs.replace(field, required=False),), 0)
+    arrow = arrow_schema(schema)
+    # at least one batch, because concatenating no arrays gives no type
     batches = table.select([field.name]).to_batches() or [pa.RecordBatch.from_pylist([], arrow)]
-    return pa.concat_arrays([conform(one.rename_columns([field.name]), part, arrow).column(0) for one in batches])
+    return pa.concat_arrays([conform(batch.rename_columns([field.name]), schema, arrow).column(0) for batch in batches])
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Which of two rows is later: bool[rows], null is not; then uint64[rows]. Compared among rows of one ranking."""
+    """The order of rows: by `valid`, bool[rows], False for null; then by `number`, uint64[rows]. Only rows of the same
+    ranking are comparable."""
 
     valid: Mask
     number: npt.NDArray[np.uint64]
 
     @staticmethod
     def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
-        """Of a column as `column_of` makes it; without one all are equally late."""
+        """The ranks of a column of `column_of`; without a column, all rows have the same rank."""
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
@@ -134,15 +142,15 @@ class Rank:
         return Rank(self.valid[rows], self.number[rows])
 
     def is_before(self, other: Rank) -> Mask:
-        found: Mask = (other.valid & ~self.valid) | ((self.valid == other.valid) & (self.number < other.number))
-        return found
+        before: Mask = (other.valid & ~self.valid) | ((self.valid == other.valid) & (self.number < other.number))
+        return before
 
 
 def latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
-    """The number of the latest row of each group, ascending; the rows of a group are equal in all of the arrays."""
+    """The position of the latest row of each group, ascending. Rows with equal values in all `groups` are a group."""
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((np.arange(len(rank.number)), rank.number, rank.valid, *groups))
     last = np.ones(len(order), dtype=np.bool_)
-    last[:-1] = np.logical_or.reduce([one[order[1:]] != one[order[:-1]] for one in groups])
+    last[:-1] = np.logical_or.reduce([group[order[1:]] != group[order[:-1]] for group in groups])
     return np.sort(order[last])

@@ -1,8 +1,8 @@
-"""Where data files of a table lie, and under which names: as Iceberg's writers lay them out.
+"""Locations of data files, in the layout of Iceberg's writers.
 
-`<location>/data/<partition>/<file>`, or below `write.data.path`; with `write.object-storage.enabled` behind folders of
-entropy, which spread requests over an object store. Readers go by manifests, never by these names. The rule kept: a
-name is used once, so that a file is never another's.
+`<location>/data/<partition>/<file>`, or below `write.data.path`. With `write.object-storage.enabled`, hash folders
+follow the data folder, to spread requests over an object store. Readers use the locations in manifests and never derive
+them. File names are unique, so that no file overwrites another.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ _DECODED_TIMES = 3
 
 
 def data_folder(location: str, properties: Mapping[str, str]) -> str:
-    """Below which all data files of the table are written."""
+    """The folder that contains all data files of the table."""
     entropy = as_bool(properties, OBJECT_STORAGE, False)
-    named = (DATA_PATH, *(_OLDER_PATHS if entropy else _OLDER_PATHS[1:]))
-    given = next((properties[name] for name in named if properties.get(name)), f"{location.rstrip('/')}/data")
-    return given.rstrip("/")
+    path_properties = (DATA_PATH, *(_OLDER_PATHS if entropy else _OLDER_PATHS[1:]))
+    folder = next(
+        (properties[name] for name in path_properties if properties.get(name)), f"{location.rstrip('/')}/data"
+    )
+    return folder.rstrip("/")
 
 
 def data_location(location: str, properties: Mapping[str, str], partition: str, name: str) -> str:
-    """Of one file; `partition` is its `partition_path`, empty where the table is not partitioned."""
+    """The location of a file. `partition`: its `partition_path`, empty for an unpartitioned table."""
     folder = data_folder(location, properties)
-    within = f"{partition}/{name}" if partition else name
+    relative_path = f"{partition}/{name}" if partition else name
     if not as_bool(properties, OBJECT_STORAGE, False):
-        return f"{folder}/{within}"
+        return f"{folder}/{relative_path}"
     partitioned = as_bool(properties, PARTITIONED_PATHS, True)
-    within = within if partitioned else name
-    entropy = _entropy(within)
-    if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # many tables may share the folder
+    relative_path = relative_path if partitioned else name
+    entropy = _entropy(relative_path)
+    if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # several tables may share the folder
         table = "/".join(location.rstrip("/").split("/")[-2:])
-        return f"{folder}/{entropy}/{table}/{within}"
-    return f"{folder}/{entropy}/{within}" if partitioned else f"{folder}/{entropy}-{within}"
+        return f"{folder}/{entropy}/{table}/{relative_path}"
+    return f"{folder}/{entropy}/{relative_path}" if partitioned else f"{folder}/{entropy}-{relative_path}"
 
 
 def _entropy(name: str) -> str:
@@ -59,10 +61,10 @@ def _entropy(name: str) -> str:
 
 
 def partition_path(names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]) -> str:
-    """`day=2024-01-31/id_bucket=7`, escaped; `kinds` are types of the transforms' results. Empty for no fields."""
-    parts = zip(names, transforms, kinds, values, strict=True)
+    """`day=2024-01-31/id_bucket=7`, escaped; empty for no fields. `kinds`: the result types of the transforms."""
+    fields = zip(names, transforms, kinds, values, strict=True)
     return "/".join(
-        f"{_escaped(name)}={_escaped(_shown(transform, kind, value))}" for name, transform, kind, value in parts
+        f"{_escaped(name)}={_escaped(_human_text(transform, kind, value))}" for name, transform, kind, value in fields
     )
 
 
@@ -71,19 +73,19 @@ def _escaped(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether no path comes of it, however often somebody decodes it: servers and stores refuse locations with a NUL or
-    a segment `..` in them. The folder is for people; what the partition is, manifests say."""
+    """Whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`: servers and stores
+    refuse such locations. False if it still changes then. Folder names are informative: manifests have the values."""
     decoded = text
     for _ in range(_DECODED_TIMES):
-        if "\0" in decoded or any(part in (".", "..") for part in _SEPARATOR.split(decoded)):
+        if "\0" in decoded or any(segment in (".", "..") for segment in _SEPARATOR.split(decoded)):
             return False
-        before, decoded = decoded, unquote(decoded)
-        if decoded == before:
+        previous, decoded = decoded, unquote(decoded)
+        if decoded == previous:
             return True
     return False
 
 
-def _shown(transform: str, kind: str, value: Any) -> str:
+def _human_text(transform: str, kind: str, value: Any) -> str:
     name = name_of(transform)
     if value is None or name == VOID:
         return "null"
@@ -99,5 +101,5 @@ def _shown(transform: str, kind: str, value: Any) -> str:
         return base64.b64encode(value).decode()
     if name != IDENTITY and base_name(kind) in ("int", "long"):
         return str(value)
-    shown = encode_json(kind, value)
-    return str(shown).lower() if isinstance(shown, bool) else str(shown)
+    text = encode_json(kind, value)
+    return str(text).lower() if isinstance(text, bool) else str(text)

@@ -1,8 +1,7 @@
-"""Whether the rows of some keys are as they were in a snapshot that somebody has read: the condition of a
-read-modify-write (`read_snapshot_id` of `upserts`).
+"""Checks that rows are unchanged since a snapshot: the condition of a read-modify-write (`read_snapshot_id`).
 
-The rule kept: rows that are told to be unchanged have the same values in both snapshots, as many of each key. Rows that
-a compaction or a copy-on-write has moved are unchanged. In doubt they have changed.
+Rows are unchanged if both snapshots have the same rows for the keys, by value and number. Rows that were only moved, by
+a compaction or a copy-on-write commit, are unchanged. If the comparison is not possible, rows count as changed.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ KIND = "RowsChangedException"
 def check_unchanged(
     client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, way: str | None
 ) -> None:
-    """Conflict where rows of the keys have changed between a snapshot (None: the empty table) and the one that is
-    opened, with its history. Unreadable names a file."""
+    """Conflict if rows with the keys have changed between a snapshot (None: the empty table) and the opened snapshot.
+
+    `opened` must have its history. Unreadable for a file that cannot be read."""
     if read_snapshot_id == opened.snapshot_id or not keys.count:
         return
     if not _is_ancestor(opened, read_snapshot_id):
@@ -39,14 +39,14 @@ def check_unchanged(
         )
     before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, way)
     after = locate(client, opened, keys, way)
-    moved = _places(before) ^ _places(after)
-    numbers = {number for _, _, number in moved}
-    if not numbers or _rows(opened, before, numbers) == _rows(opened, after, numbers):
+    differing = _row_places(before) ^ _row_places(after)
+    ordinals = {ordinal for _, _, ordinal in differing}
+    if not ordinals or _row_values(opened, before, ordinals) == _row_values(opened, after, ordinals):
         return
-    named = [field.name for field in keys.fields]
-    first = {name: column[min(numbers)].as_py() for name, column in zip(named, keys.columns, strict=True)}
+    names = [field.name for field in keys.fields]
+    first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
     raise rows_changed(
-        f"Rows of up to {len(numbers):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
+        f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
         f"{str(first)[:200]} may be one; read them again and compute the change anew"
     )
 
@@ -56,40 +56,40 @@ def rows_changed(message: str) -> Conflict:
 
 
 def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
-    known = {one.snapshot_id: one for one in opened.history}
-    at = opened.snapshot_id
-    for _ in range(len(known) + 1):
-        if at == snapshot_id:
-            return snapshot_id is None or snapshot_id in known
-        if at is None or at not in known:
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in opened.history}
+    current_id = opened.snapshot_id
+    for _ in range(len(by_id) + 1):
+        if current_id == snapshot_id:
+            return snapshot_id is None or snapshot_id in by_id
+        if current_id is None or current_id not in by_id:
             return False
-        at = known[at].parent_snapshot_id
+        current_id = by_id[current_id].parent_snapshot_id
     return False
 
 
-def _places(located: LocatedKeys) -> set[tuple[str, int, int]]:
-    """(path, position, number of the key) of each row."""
+def _row_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
+    """(path, position, ordinal of the key) of each row."""
     return {
-        (one.task.path, position, number)
-        for one in located.files
-        for position, number in zip(one.positions.tolist(), one.keys.tolist(), strict=True)
+        (rows.task.path, position, ordinal)
+        for rows in located.files
+        for position, ordinal in zip(rows.positions.tolist(), rows.keys.tolist(), strict=True)
     }
 
 
-def _rows(opened: OpenTable, located: LocatedKeys, numbers: set[int]) -> Counter[tuple[int, str]]:
-    """The rows of some keys, by their values in the table's current columns."""
-    return Counter(_values(opened, located, numbers))
+def _row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
+    """The rows with some keys: how often each (key ordinal, values of the current columns) occurs."""
+    return Counter(_read_values(opened, located, ordinals))
 
 
-def _values(opened: OpenTable, located: LocatedKeys, numbers: set[int]) -> Iterator[tuple[int, str]]:
+def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
     reader = TaskReader(wanted_of(opened, None, TRUE), opened.storage)
-    wanted = np.fromiter(numbers, dtype=np.int64)
-    for one in located.files:
-        chosen = np.isin(one.keys, wanted)
+    ordinal_array = np.fromiter(ordinals, dtype=np.int64)
+    for rows in located.files:
+        chosen = np.isin(rows.keys, ordinal_array)
         if not chosen.any():
             continue
-        mine = FoundRows(one.task, one.positions[chosen], one.keys[chosen])
-        rows = [row for batch in reader.read(mine.task, mine.positions) for row in batch.to_pylist()]
-        if len(rows) != len(mine.keys):
-            raise Unreadable(mine.task.path, "it has not all the rows that an index says are live in it")
-        yield from zip(mine.keys.tolist(), map(repr, rows), strict=True)
+        rows_of_keys = FoundRows(rows.task, rows.positions[chosen], rows.keys[chosen])
+        values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
+        if len(values) != len(rows_of_keys.keys):
+            raise Unreadable(rows_of_keys.task.path, "it has not all the rows that an index says are live in it")
+        yield from zip(rows_of_keys.keys.tolist(), map(repr, values), strict=True)

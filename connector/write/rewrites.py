@@ -1,8 +1,8 @@
-"""Copy-on-write: data files written anew without the rows that go, and with others.
+"""Copy-on-write: rewrites data files without the changed rows, and adds new rows.
 
-The rule it keeps: of each file every live row stays but those that are told to go, as it is read today; rows that
-deletes took before stay away. So the files that were read can be removed in the commit that adds the new ones. Where
-the table has row lineage, a row that stays is the row that it was, last updated when it was.
+The new files contain every other live row of the rewritten files, with the current schema. Rows that were deleted
+before stay deleted. The rewritten files can therefore be removed in the commit that adds the new files. In a table with
+row lineage, remaining rows keep their row ids and their sequence numbers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE
 def rewritten(
     opened: OpenTable, target: WriteTarget, files: Sequence[FoundRows], new: Iterable[pa.RecordBatch]
 ) -> WrittenFiles:
-    """The rows of these files but those found, and the new ones. Unreadable, Unwritable: nothing is left behind.
+    """Writes the rows of these files other than the found rows, and the new rows. Unreadable, Unwritable: written files
+    are deleted.
 
-    Files of which all rows were found are not read. Of new rows those are updated ones that have a `_row_id`, which may
-    be null."""
-    names = [one.name for one in opened.schema.fields]
+    Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows."""
+    names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     reader = TaskReader(wanted_of(opened, names, TRUE, positions=True), opened.storage)
-    columns = list(range(len(names)))  # by number: the table may have a column that is called as the positions are
+    columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
     with TableWriter(target) as writer:
-        for one in (file for file in files if not file.is_whole):
-            for batch in reader.read(one.task):
-                stays = ~np.isin(batch.column(len(names)).to_numpy(), one.positions, assume_unique=True)
-                if stays.any():
-                    writer.write(batch.select(columns).filter(pa.array(stays)))
+        for found_rows in (file for file in files if not file.is_whole):
+            for batch in reader.read(found_rows.task):
+                remaining = ~np.isin(batch.column(len(names)).to_numpy(), found_rows.positions, assume_unique=True)
+                if remaining.any():
+                    writer.write(batch.select(columns).filter(pa.array(remaining)))
         for batch in new:
             writer.write(batch)
         return writer.close()

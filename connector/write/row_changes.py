@@ -1,7 +1,7 @@
-"""A change of a table's rows as one commit: files that come and go, beside what was read to know them.
+"""Commits a change of rows: files to add and remove, and the filter of the rows that were read.
 
-Where others were faster all is done anew from what stands, a bounded number of times, and the files of the attempt that
-was refused are deleted.
+After a conflict with another commit, the change is prepared again from the current snapshot, a limited number of times.
+The files of a refused attempt are deleted.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
 
 @dataclass(frozen=True)
 class Report:
-    """What was done. Files are those of the attempt that was committed."""
+    """The result of a change. File counts are those of the committed attempt."""
 
     inserted: int = 0
-    """Keys that no row had."""
+    """Keys without a stored row."""
     updated: int = 0
-    """Keys of whose rows one is left, with new values."""
+    """Keys whose stored rows were replaced by one row."""
     deleted: int = 0
-    """Rows that are gone, and no other came in their place."""
+    """Deleted rows without a replacement."""
     stale: int = 0
-    """Keys whose stored row is newer than the one given, and stayed."""
+    """Keys whose stored row is later than the given row, and stays."""
     files_read: int = 0
-    """Data files of which anything was read."""
+    """Data files that were read at least partly."""
     files_written: int = 0
     """Data and delete files."""
     files_removed: int = 0
-    """Data files, and delete files that new ones hold."""
+    """Removed data files, and delete files that were replaced."""
     attempts: int = 1
     snapshot_id: int | None = None
-    """None where nothing was to be changed and there is no producer."""
+    """None if there was nothing to change and no producer."""
     duplicate: bool = False
-    """The producer had committed this before; the numbers tell what this run would have done."""
+    """The producer had committed this before; the counts are those of the repeated run."""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """For a commit: what was read, and files; `removed` are data files of which `data` has the rows that stay."""
+    """A commit: the rows that were read, and files. `removed`: data files whose remaining rows `data` contains."""
 
     scope: Expression | None
-    """None where nothing was read: it collides with nothing but a partition spec that it does not know."""
+    """A filter of the rows that were read. None if nothing was read: then only a new partition spec is a conflict."""
     report: Report
     data: WrittenFiles
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
@@ -66,27 +66,27 @@ class RowChange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be changed. Then only a producer commits, so that its number is recorded."""
+        """Whether there is nothing to change. An empty change is committed only to record the number of a producer."""
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
     def allowed(self, target: WriteTarget) -> RowChange:
-        """With no more index files than a commit may bring."""
+        """The change with at most the index files that a commit may add."""
         return replace(self, data=self.data.with_allowed_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
-        read = {} if self.scope is None else {"scope": {"filter": expression_json(in_sql(self.scope))}}
+        scope = {} if self.scope is None else {"scope": {"filter": expression_json(in_sql(self.scope))}}
         return {
             "read-snapshot-id": opened.snapshot_id,
             "schema-id": opened.metadata.current_schema_id,
-            **read,
+            **scope,
             "add": [*self.data.files, *self.deletes.files],
             "remove": [*self.removed, *self.deletes.removed],
             "index-files": list(self.data.index_files),
         }
 
     def done(self) -> Report:
-        """The report, with the files."""
-        paths = {one["file-path"] for one in (*self.data.files, *self.deletes.files)}
+        """The report with the counts of files."""
+        paths = {file["file-path"] for file in (*self.data.files, *self.deletes.files)}
         removed = len(self.removed) + len(self.deletes.removed)
         return replace(self.report, files_written=len(paths), files_removed=removed)
 
@@ -101,7 +101,7 @@ NOTHING = RowChange(None, Report(), WrittenFiles())
 def committed(
     client: SeamarkClient,
     table: Name,
-    prepared: Callable[[OpenTable, WriteTarget], RowChange],
+    prepare: Callable[[OpenTable, WriteTarget], RowChange],
     *,
     branch: str,
     producer: Producer | None,
@@ -109,57 +109,60 @@ def committed(
     attempts: int,
     history: bool = False,
 ) -> Report:
-    """One commit of what is prepared, from the branch's head, and again where others were faster. With `history` what
-    is opened tells all of the table's snapshots. Unwritable, before anything is written, for a table of version 1."""
-    named: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
-    if (of := producer_named(producer)) is not None:
-        named["producer"] = of
-    named["change-id"] = str(uuid.uuid4())  # by which the server knows who has collided how often
+    """Prepares a change from the head of the branch and commits it; repeats both after a conflict.
+
+    `history`: open the table with all its snapshots. Unwritable, before any file is written, for a table of version 1.
+    """
+    fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
+    if (producer_fields := producer_named(producer)) is not None:
+        fields["producer"] = producer_fields
+    fields["change-id"] = str(uuid.uuid4())  # with it, the server counts the conflicts of this change
     opened = open_table(client, table, At(ref=branch), history=history)
     check_takes_deletes(opened.metadata)
-    named["table-uuid"] = opened.metadata.table_uuid
-    number = 0
+    fields["table-uuid"] = opened.metadata.table_uuid
+    attempt = 0
     while True:
-        number += 1
+        attempt += 1
         target = target_of(opened.metadata, opened.storage)
         try:
-            change = prepared(opened, target).allowed(target)
+            change = prepare(opened, target).allowed(target)
         except Conflict:
-            # Rows have changed since they were read: maybe by this very change, whose answer was lost.
-            if (first := _first_answer(client, table, named)) is None:
+            # Rows have changed since they were read; perhaps by this change, if its answer was lost.
+            if (first_answer := _first_answer(client, table, fields)) is None:
                 raise
-            return Report(attempts=number, snapshot_id=first["snapshot-id"], duplicate=True)
-        if change.is_empty and of is None:  # a producer's number is recorded: its repeat may find other rows
-            return replace(change.report, attempts=number)
+            return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
+        # With a producer, its number is recorded also for an empty change, because a repeat may find other rows.
+        if change.is_empty and producer_fields is None:
+            return replace(change.report, attempts=attempt)
         try:
-            answer = commit(client, table, {**named, **change.body(opened)}, partial(change.discard, target))
+            answer = commit(client, table, {**fields, **change.body(opened)}, partial(change.discard, target))
         except (Conflict, BadRequest) as error:
-            if number >= attempts:
+            if attempt >= attempts:
                 raise
             if isinstance(error, Conflict):
-                back_off(number, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
-            before, opened = opened, open_table(client, table, At(ref=branch), history=history)
-            if not _is_anew(error, before.metadata, opened.metadata):
+                back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+            previous, opened = opened, open_table(client, table, At(ref=branch), history=history)
+            if not _should_retry(error, previous.metadata, opened.metadata):
                 raise
         else:
             return replace(
-                change.done(), attempts=number, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
+                change.done(), attempts=attempt, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
             )
 
 
-def _first_answer(client: SeamarkClient, table: Name, named: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of what its producer has committed before; None where that is another change."""
-    asked = {name: named[name] for name in ("producer", "branch", "table-uuid") if name in named}
-    if "producer" not in asked:
+def _first_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The answer of this change's earlier commit by the same producer; None if there is none."""
+    question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
+    if "producer" not in question:
         return None
     try:
-        return CommitClient(client).commit(table, {**asked, "repeats-only": True})
-    except (Conflict, BadRequest):  # a server of an older version does not know the question
+        return CommitClient(client).commit(table, {**question, "repeats-only": True})
+    except (Conflict, BadRequest):  # also an older server, which does not support repeats-only
         return None
 
 
 def check_takes_deletes(metadata: TableMetadata) -> None:
-    """Unwritable for a table whose format version has no deletes, so that rows can be appended only."""
+    """Unwritable for a table whose format version has no delete files."""
     if metadata.format_version == 1:
         raise Unwritable(
             "A table of version 1 takes appends only: it has no position deletes and no equality deletes; upgrade it "
@@ -167,10 +170,9 @@ def check_takes_deletes(metadata: TableMetadata) -> None:
         )
 
 
-def _is_anew(error: Refused, before: TableMetadata, now: TableMetadata) -> bool:
-    """Whether what was refused is to be done anew: not of another table by that name, where rows with the keys may mean
-    anything; and what was no sound change, only where that was because of an upgrade, as a version has delete files of
-    its own."""
-    if now.table_uuid != before.table_uuid:
+def _should_retry(error: Refused, previous: TableMetadata, current: TableMetadata) -> bool:
+    """Whether a refused change is prepared again: not if the name now refers to another table. An invalid change
+    (BadRequest) is prepared again only if the table was upgraded since, because versions differ in delete files."""
+    if current.table_uuid != previous.table_uuid:
         return False
-    return isinstance(error, Conflict) or now.format_version != before.format_version
+    return isinstance(error, Conflict) or current.format_version != previous.format_version

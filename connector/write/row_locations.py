@@ -1,12 +1,12 @@
-"""Which rows of which data files have the keys of a batch: by the record index, or by reading the keys' columns.
+"""Locates the rows with the keys of a batch: with a record index, or by reading the key columns of data files.
 
-The rule it keeps: no live row with one of the keys is missed. A record index tells the rows of the files it covers; the
-files that it does not cover, and those of which it does not know whether a row is deleted, are read. Without one the
-files are read that the server's plan leaves for the keys: by bucket and other partitions of every spec, by statistics,
-bloom filters and bitmaps. What no index says anything about is read.
+No live row with one of the keys is missed. A record index locates the rows in the files that it covers. Files that it
+does not cover, and files in which it cannot decide whether a row is deleted, are read. Without a record index, the
+files of the server's plan for the keys are read: the plan prunes by partitions (including buckets) of every spec,
+statistics, bloom filters and bitmaps.
 
-Keys are equal as to SQL's readers: -0.0 is 0.0; and NaN is NaN. No key has a null. They are compared by hashes of 128
-bits (`seamark.metaserver.index.keys.hashing`). Record indexes keep the two zeros apart, so they are asked for both.
+Keys compare as in SQL: -0.0 equals 0.0; in addition, NaN equals NaN. No key contains a null. Keys are compared by
+128-bit hashes (`seamark.metaserver.index.keys.hashing`). Record indexes distinguish the two zeros, so both are probed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Longs = npt.NDArray[np.int64]
 LOOKUP, SCAN = "lookup", "scan"
 WAYS = (LOOKUP, SCAN)
 VALUES_MAX = 10_000
-"""Keys that plans of files to be read are asked for one by one: it takes the server about 15 ms a thousand, and bounds,
-bitmaps, and bloom filters that are fine enough leave files out by them. Of more they are asked for ranges."""
+"""Maximum keys that the filter of a plan lists if its files are then read; for more keys, it contains ranges. A
+thousand keys cost the server about 15 ms; bounds, bitmaps and bloom filters of a low error rate prune files by them."""
 FEW_VALUES_MAX = 500
-"""Where no file is read for it, as an index says where rows are; and of what each row group is held against."""
+"""The same maximum for plans whose rows an index locates, and for the filter that is compared with row groups."""
 _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
 _CODE_BYTES = 8
@@ -58,7 +58,7 @@ _LOOKUP_KEYS = 1_000_000
 
 
 class BatchKeys:
-    """The distinct keys of a batch, none of them null; key k is row k of each column."""
+    """The distinct keys of a batch, without nulls; the key of ordinal k is row k of each column."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self.fields = tuple(fields)
@@ -74,32 +74,36 @@ class BatchKeys:
         return hashes_of(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
-        """int64[rows]: the number of the key that each row has, -1 for none; columns are those of `fields`."""
+        """int64[rows]: the ordinal of each row's key, -1 for none. `columns` are in the order of `fields`."""
         high, low = self._hashes(columns)
-        found = np.full(len(high), -1, dtype=np.int64)
+        ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
             start = np.searchsorted(self._high, high)
-            for step in range(self._run):  # more than one only where halves of hashes are equal
-                at = np.minimum(start + step, self.count - 1)
-                same = (self._high[at] == high) & (self._low[at] == low)
-                found[same] = self._order[at[same]]
-        return found
+            for step in range(self._run):  # more than one step only if high halves of hashes are equal
+                slots = np.minimum(start + step, self.count - 1)
+                same = (self._high[slots] == high) & (self._low[slots] == low)
+                ordinals[same] = self._order[slots[same]]
+        return ordinals
 
     def holding(self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX) -> Expression:
-        """A filter that every row with one of the keys matches, and maybe others: values one by one where all columns
-        together have no more, else some ranges and, where one of the specs has them in buckets, which these are."""
-        parts: list[Expression] = []
-        most = values_max // len(self.fields)
+        """A filter that matches every row with one of the keys, and possibly other rows.
+
+        For each column it lists the values if they are at most `values_max` divided by the number of columns. Otherwise
+        it contains at most `ranges_max` ranges and the buckets of the column in each of the specs."""
+        conjuncts: list[Expression] = []
+        values_per_column = values_max // len(self.fields)
         for field, extent in zip(self.fields, self._extents, strict=True):
             values, kind = extent.values, str(field.type)
-            if values is not None and len(values) <= most:
-                parts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
+            if values is not None and len(values) <= values_per_column:
+                conjuncts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
                 continue
             if extent.ranges:
                 lows, highs = zip(*extent.ranges, strict=True)
-                parts.append(any_of(*(_within(field, *ends) for ends in _ranges(lows, highs, ranges_max))))
-            parts.extend(_in_buckets(specs, field, kind, extent.distinct))
-        return all_of(*parts)
+                conjuncts.append(
+                    any_of(*(_range_expression(field, *ends) for ends in _ranges(lows, highs, ranges_max)))
+                )
+            conjuncts.extend(_in_buckets(specs, field, kind, extent.distinct))
+        return all_of(*conjuncts)
 
     @cached_property
     def _extents(self) -> list[_Extent]:
@@ -108,18 +112,18 @@ class BatchKeys:
 
 @dataclass(frozen=True)
 class _Extent:
-    """Where the values of a column lie, which is asked for several times."""
+    """The distinct values of a key column and their ranges, computed once."""
 
     distinct: pa.Array
     values: list[Any] | None
-    """Ascending; None where they are many, or in no order, or there is none."""
+    """Ascending; None if there are more than `VALUES_MAX`, none, or a value that is not finite."""
     ranges: list[tuple[Any, Any]]
-    """Both ends of each of some ranges that hold all of them; none where they are in no order."""
+    """(low, high), both inclusive: ranges that contain all values; empty if the values have no order."""
 
     @staticmethod
     def of(kind: str, column: pa.Array) -> _Extent:
         distinct = pc.unique(column)
-        values = _ordered(kind, plain_values(distinct, kind))
+        values = _sorted_values(kind, plain_values(distinct, kind))
         if values is None:
             return _Extent(distinct, None, [])
         ranges = _ranges(values, values, RANGES_MAX)
@@ -127,27 +131,27 @@ class _Extent:
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
-    """(high, low) of each row's key, uint64[rows] each; both zeros are one."""
+    """(high, low) halves of the hash of each row's key, uint64[rows] each; -0.0 has the hash of 0.0."""
     keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
     return hash_halves(merge_zeros(keys) or keys)
 
 
 def with_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
-    """The columns of keys, with those that hold a zero by each sign that it may have, and int64[rows]: the number of
-    the key that each row is."""
-    found, numbers = list(columns), np.arange(len(columns[0]), dtype=np.int64)
+    """The key columns, with each key that contains a zero repeated for each sign; and int64[rows], the ordinal of each
+    row's key."""
+    doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
         if str(field.type) not in FLOATS:
             continue
-        column = found[place]
+        column = doubled[place]
         rows = np.flatnonzero(pc.equal(column, pa.scalar(0.0, column.type)).to_numpy(zero_copy_only=False))
         if not len(rows):
             continue
-        more = [one.take(pa.array(rows)) for one in found]
-        more[place] = pc.negate(more[place])
-        found = [pa.concat_arrays([one, other]) for one, other in zip(found, more, strict=True)]
-        numbers = np.concatenate([numbers, numbers[rows]])
-    return found, numbers
+        negated = [column_with_zeros.take(pa.array(rows)) for column_with_zeros in doubled]
+        negated[place] = pc.negate(negated[place])
+        doubled = [pa.concat_arrays([values, added]) for values, added in zip(doubled, negated, strict=True)]
+        ordinals = np.concatenate([ordinals, ordinals[rows]])
+    return doubled, ordinals
 
 
 def _storage(column: pa.Array) -> pa.Array:
@@ -159,32 +163,32 @@ def _bound(field: Field, op: Op, values: Iterable[Value]) -> Bound:
     return Bound(op, field.id, field.name, kind, IDENTITY, kind, tuple(values))
 
 
-def _within(field: Field, low: Value, high: Value) -> Expression:
+def _range_expression(field: Field, low: Value, high: Value) -> Expression:
     if low == high:
         return _bound(field, Op.EQ, (low,))
     return all_of(_bound(field, Op.GT_EQ, (low,)), _bound(field, Op.LT_EQ, (high,)))
 
 
-def _ordered(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
-    """Distinct and ascending; None where there is none, or one of them is in no order, or no literal."""
-    found: list[Any] = list(dict.fromkeys(one for one in values if one is not None))
-    if not found or (kind in FLOATS and not all(map(math.isfinite, found))):
+def _sorted_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
+    """The distinct values without null, ascending; None if there are none or if one is infinite or NaN."""
+    distinct: list[Any] = list(dict.fromkeys(value for value in values if value is not None))
+    if not distinct or (kind in FLOATS and not all(map(math.isfinite, distinct))):
         return None
-    return sorted(found)
+    return sorted(distinct)
 
 
-def _ranges(lows: Sequence[Any], highs: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
-    """Ascending ranges, joined into a few that lie between the widest gaps. About the widest: numbers are rounded."""
-    start = _common(lows[0], highs[-1])
-    below = _numbers(lows, start)
-    above = below if highs is lows else _numbers(highs, start)
+def _ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
+    """Joins ascending ranges into at most `ranges_max` ranges, split at about the widest gaps: values are rounded."""
+    start = _common_prefix(lows[0], highs[-1])
+    below = _as_floats(lows, start)
+    above = below if highs is lows else _as_floats(highs, start)
     gaps = below[1:] - above[:-1]
-    cuts = np.sort(np.argsort(-gaps, kind="stable")[: most - 1] + 1).tolist()
+    cuts = np.sort(np.argsort(-gaps, kind="stable")[: ranges_max - 1] + 1).tolist()
     return [(lows[first], highs[end - 1]) for first, end in pairwise([0, *cuts, len(lows)])]
 
 
-def _common(low: Any, high: Any) -> int:
-    """How many bytes text or bytes begin with alike."""
+def _common_prefix(low: Any, high: Any) -> int:
+    """The length in bytes of the common prefix of strings or bytes; 0 for other types."""
     if not isinstance(low, str | bytes):
         return 0
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encoded(low), _encoded(high), strict=False)))
@@ -194,19 +198,24 @@ def _encoded(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _numbers(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
-    """How far apart values are: of text and bytes what comes first from `start` on."""
+def _as_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
+    """Values as numbers, for their distances; for strings and bytes, the 8 bytes from `start` on."""
     if not isinstance(values[0], str | bytes):
         return np.asarray(values, dtype=np.float64)
     end = start + _CODE_BYTES
-    codes = [one[start:end] for one in (map(str.encode, values) if isinstance(values[0], str) else values)]
+    codes = [value[start:end] for value in (map(str.encode, values) if isinstance(values[0], str) else values)]
     return np.array(codes, dtype=f"S{_CODE_BYTES}").view(f">u{_CODE_BYTES}").astype(np.float64)
 
 
 def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:
-    """Of each way in which a spec has the column in buckets, where not all of them are needed."""
-    ways = {canonical(one.transform) for spec in specs for one in spec.fields if one.sources == (field.id,)}
-    for transform in sorted(way for way in ways if name_of(way) == "bucket"):
+    """A predicate for each bucket transform of the column in the specs, unless the values need all its buckets."""
+    transforms = {
+        canonical(partition_field.transform)
+        for spec in specs
+        for partition_field in spec.fields
+        if partition_field.sources == (field.id,)
+    }
+    for transform in sorted(way for way in transforms if name_of(way) == "bucket"):
         buckets = sorted(transformed(transform, kind, column).values)
         if len(buckets) < width_of(transform):
             op = Op.EQ if len(buckets) == 1 else Op.IN
@@ -214,13 +223,15 @@ def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column:
 
 
 def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
-    """By which columns rows go that `rows` has the keys of: as given, else the table's identifier fields, else its only
-    one. Unwritable where there is no telling, or one of them is not there."""
+    """The names of the key columns: as given, else the table's identifier fields, else the only column of the rows.
+
+    `rows` are the column names of the given rows. Unwritable if the key cannot be determined or a key column is not
+    there exactly once."""
     if given is not None:
         names = list(given)
     elif schema.identifier_field_ids:
-        ids = {one.id: one.name for one in schema.fields}
-        names = [ids[one] for one in schema.identifier_field_ids if one in ids]
+        ids = {field.id: field.name for field in schema.fields}
+        names = [ids[column_id] for column_id in schema.identifier_field_ids if column_id in ids]
         if len(names) < len(schema.identifier_field_ids):
             raise Unwritable("identifier fields of the table lie in structs; say which columns are the key: key=[…]")
     elif len(rows) == 1:
@@ -232,14 +243,16 @@ def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) 
         )
     for name in names:
         if (times := list(rows).count(name)) != 1:
-            told = "no column" if not times else f"{times} columns"
-            raise Unwritable(f"the rows have {told} {name}, which is of the key; they have {', '.join(rows)[:500]}")
+            columns_text = "no column" if not times else f"{times} columns"
+            raise Unwritable(
+                f"the rows have {columns_text} {name}, which is of the key; they have {', '.join(rows)[:500]}"
+            )
     return names
 
 
 def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
-    """Unwritable for columns that make no key."""
-    by_name = {one.name: one for one in schema.fields}
+    """The fields of the key columns. Unwritable for columns that cannot be a key."""
+    by_name = {field.name: field for field in schema.fields}
     if not names or len(set(names)) < len(names):
         raise Unwritable("a key has at least one column, and each once")
     for name in names:
@@ -254,7 +267,7 @@ def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Live rows of one data file: int64[rows] each, `positions` ascending. `keys` are the numbers of theirs."""
+    """Live rows of one data file: int64[rows] each, `positions` ascending, `keys` the ordinals of their keys."""
 
     task: ScanTask
     positions: Longs
@@ -262,80 +275,87 @@ class FoundRows:
 
     @property
     def is_whole(self) -> bool:
-        """Whether they are all rows of the file."""
+        """Whether these are all rows of the file."""
         return len(self.positions) == self.task.records
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> FoundRows:
-        """Those of its rows whose keys are chosen, bool[keys]."""
-        kept = chosen[self.keys]
-        return FoundRows(self.task, self.positions[kept], self.keys[kept])
+        """The rows whose keys are chosen; `chosen` is bool[keys]."""
+        rows = chosen[self.keys]
+        return FoundRows(self.task, self.positions[rows], self.keys[rows])
 
 
 @dataclass(frozen=True)
 class LocatedKeys:
-    """Files with at least one row of a key; and the paths of those that had to be read."""
+    """The files with at least one row of a key. `read`: the paths of the files that were read to locate rows."""
 
     files: tuple[FoundRows, ...]
     read: frozenset[str]
 
 
 def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, way: str | None = None) -> LocatedKeys:
-    """Every live row of the table's snapshot that has one of the keys.
+    """Locates every live row of the table's snapshot that has one of the keys.
 
-    `way` is by default `lookup` where there is a record index on the keys, else `scan`. Unreadable names a file.
+    `way` is by default `lookup` if a record index on the key columns exists, else `scan`. Unwritable for `lookup`
+    without such an index; Unreadable, with its path, for a file that cannot be read.
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
     index = record_index(table.metadata, keys.fields)
     if way == LOOKUP and index is None:
-        named = ", ".join(one.name for one in keys.fields)
-        raise Unwritable(f"no record index is on the key {named}; create one, or locate rows by {SCAN}")
-    few = (index is not None and way != SCAN) or sum(one.nbytes for one in keys.columns) > _VALUES_BYTES_MAX
-    most = FEW_VALUES_MAX if few else VALUES_MAX
-    tasks = {one.path: one for one in plan(client, table, keys.holding(most, table.metadata.partition_specs))}
-    known = None if index is None or way == SCAN else _looked_up(client, table, keys, index)
-    found = []
-    if known is not None:
-        if lost := known.rows.keys() - tasks.keys() - known.unsure:
+        key_text = ", ".join(field.name for field in keys.fields)
+        raise Unwritable(f"no record index is on the key {key_text}; create one, or locate rows by {SCAN}")
+    keys_bytes = sum(column.nbytes for column in keys.columns)
+    uses_index = index is not None and way != SCAN
+    values_max = FEW_VALUES_MAX if uses_index or keys_bytes > _VALUES_BYTES_MAX else VALUES_MAX
+    key_filter = keys.holding(values_max, table.metadata.partition_specs)
+    tasks = {task.path: task for task in plan(client, table, key_filter)}
+    answer = None if index is None or way == SCAN else _look_up(client, table, keys, index)
+    located = []
+    if answer is not None:
+        if missing := answer.rows.keys() - tasks.keys() - answer.unsure:
             raise ServerFailed(
-                f"{min(lost)} has rows of the keys by the index {known.index}, and is in no plan for them"
+                f"{min(missing)} has rows of the keys by the index {answer.index}, and is in no plan for them"
             )
-        found = [FoundRows(tasks[path], *rows) for path, rows in known.rows.items() if path not in known.unsure]
-    to_read = [task for path, task in tasks.items() if known is None or path in known.unsure]
-    for task, positions, numbers in _scanned(table, keys, to_read):
-        found.append(FoundRows(task, positions, numbers))
-    return LocatedKeys(tuple(found), frozenset(task.path for task in to_read))
+        located = [FoundRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
+    to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
+    for task, positions, ordinals in _scan_files(table, keys, to_read):
+        located.append(FoundRows(task, positions, ordinals))
+    return LocatedKeys(tuple(located), frozenset(task.path for task in to_read))
 
 
 def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
-    """The enabled one on exactly these columns, in any order."""
-    wanted = sorted((one.id, IDENTITY) for one in fields)
-    for one in read_definitions(metadata).enabled:
-        if KINDS[one.kind].answers_keys and sorted((term.column_id, term.transform) for term in one.terms) == wanted:
-            return one
+    """The enabled record index on exactly these columns, in any order."""
+    key_terms = sorted((field.id, IDENTITY) for field in fields)
+    for definition in read_definitions(metadata).enabled:
+        if (
+            KINDS[definition.kind].answers_keys
+            and sorted((term.column_id, term.transform) for term in definition.terms) == key_terms
+        ):
+            return definition
     return None
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What an index says: rows by file, (positions, keys) each; and the files of which it does not say all."""
+class _IndexAnswer:
+    """The answer of a record index: (positions, key ordinals) by file; `unsure`: files about which it is incomplete."""
 
     index: str
     rows: dict[str, tuple[Longs, Longs]]
     unsure: frozenset[str]
 
 
-def _looked_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _Known | None:
-    """None where the index tells too little, or the server cannot ask it: every planned file is to be read then."""
-    parts: list[pa.Table] = []
+def _look_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
+    """Looks the keys up in the index. None if too many files are not covered, or on a server error: all files of the
+    plan must be read then."""
+    tables: list[pa.Table] = []
     unsure: set[str] = set()
-    by_id = {one.id: number for number, one in enumerate(keys.fields)}
-    asked, numbered = with_both_zeros(keys.fields, keys.columns)
-    for start in range(0, len(numbered), _LOOKUP_KEYS):
-        columns = {term.text: asked[by_id[term.column_id]].slice(start, _LOOKUP_KEYS) for term in index.terms}
+    by_id = {field.id: ordinal for ordinal, field in enumerate(keys.fields)}
+    columns, ordinals = with_both_zeros(keys.fields, keys.columns)
+    for start in range(0, len(ordinals), _LOOKUP_KEYS):
+        lookup_columns = {term.text: columns[by_id[term.column_id]].slice(start, _LOOKUP_KEYS) for term in index.terms}
         try:
             answer = client.lookup(
-                table.name, pa.table(columns), index=index.name, at=At(snapshot_id=table.snapshot_id)
+                table.name, pa.table(lookup_columns), index=index.name, at=At(snapshot_id=table.snapshot_id)
             )
         except (Refused, ServerFailed, Unavailable):
             return None
@@ -345,37 +365,40 @@ def _looked_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: 
         rows = answer.rows
         if answer.undecided:
             unsure.update(rows.filter(rows["undecided"])["file_path"].to_pylist())
-        parts.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
-    # Each path is there once in a dictionary: written out they may be more than an array of strings holds.
-    rows = pa.concat_tables(parts).unify_dictionaries()
+        tables.append(rows.select(["key", "file_path", "position"]).set_column(0, "key", pc.add(rows["key"], start)))
+    # The dictionary stores each path once; the decoded paths may exceed the capacity of a string array.
+    rows = pa.concat_tables(tables).unify_dictionaries()
     coded = rows["file_path"].combine_chunks()
-    positions, numbers = rows["position"].to_numpy(), numbered[rows["key"].to_numpy()]
-    return _Known(index.name, dict(_by_file(coded, positions, numbers)), frozenset(unsure))
+    positions, key_ordinals = rows["position"].to_numpy(), ordinals[rows["key"].to_numpy()]
+    return _IndexAnswer(index.name, dict(_by_file(coded, positions, key_ordinals)), frozenset(unsure))
 
 
-def _by_file(files: pa.DictionaryArray, positions: Longs, numbers: Longs) -> Iterator[tuple[str, tuple[Longs, Longs]]]:
+def _by_file(files: pa.DictionaryArray, positions: Longs, ordinals: Longs) -> Iterator[tuple[str, tuple[Longs, Longs]]]:
     codes = files.indices.to_numpy(zero_copy_only=False)
     order = np.lexsort((positions, codes))
     ends = np.searchsorted(codes[order], np.arange(len(files.dictionary) + 1))
     for code, path in enumerate(files.dictionary.to_pylist()):
-        mine = order[ends[code] : ends[code + 1]]
-        if len(mine):
-            yield path, (positions[mine], numbers[mine])
+        file_rows = order[ends[code] : ends[code + 1]]
+        if len(file_rows):
+            yield path, (positions[file_rows], ordinals[file_rows])
 
 
-def _scanned(table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """The rows of files that have one of the keys, by reading the keys' columns."""
-    names = [one.name for one in keys.fields]
-    # Rows are matched by hash; the filter is for row groups that statistics rule out, and each row is held against it.
+def _scan_files(
+    table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
+) -> Iterator[tuple[ScanTask, Longs, Longs]]:
+    """Reads the key columns of files and yields (file, positions, key ordinals) of the rows with one of the keys."""
+    names = [field.name for field in keys.fields]
+    # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
+    # on each row.
     where = keys.holding(FEW_VALUES_MAX, ranges_max=1)
     reader = TaskReader(wanted_of(table, names, where, positions=True), table.storage)
     for task in tasks:
-        positions, numbers = [], []
+        positions, ordinals = [], []
         for batch in reader.read(task):
-            number = keys.match([batch.column(place) for place in range(len(names))])
-            hit = np.flatnonzero(number >= 0)
+            batch_ordinals = keys.match([batch.column(place) for place in range(len(names))])
+            hit = np.flatnonzero(batch_ordinals >= 0)
             if len(hit):
-                numbers.append(number[hit])
+                ordinals.append(batch_ordinals[hit])
                 positions.append(batch.column(len(names)).to_numpy()[hit])
         if positions:
-            yield task, np.concatenate(positions), np.concatenate(numbers)
+            yield task, np.concatenate(positions), np.concatenate(ordinals)

@@ -1,6 +1,6 @@
-"""What a writer has to know of a table, picklable: the driver loads it once, each task writes by it.
+"""The write target: what writers need from the metadata of a table. Picklable: the driver loads it once for all tasks.
 
-It is of the moment at which the table was loaded. That a schema or a spec has changed since is found by the commit.
+It has the state of the table when it was loaded. The commit detects a schema or spec that has changed since then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENCRYPTION_KEY = "encryption.key-id"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """`properties` are the table's; `indexes` what is built of each data file on the way."""
+    """`properties`: those of the table. `indexes`: the indexes to build for each data file."""
 
     table_uuid: str
     location: str
@@ -50,7 +50,7 @@ class WriteTarget:
 
     @staticmethod
     def of(loaded: LoadedTable) -> WriteTarget:
-        """As the table is now: its current schema, spec and sort order, and its enabled indexes."""
+        """The target for the table's current schema, spec, sort order and enabled indexes."""
         return target_of(decode_table(loaded.metadata, loaded.location), Storage(loaded.storage))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class WriteTarget:
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """Of the data files. Unwritable where a column has a type that is not written here."""
+        """The Arrow schema of data files. Unwritable for a column of an unsupported type."""
         return arrow_schema(self.schema)
 
     @cached_property
@@ -70,7 +70,7 @@ class WriteTarget:
         return Ordering(self.sort_order, self.schema) if self.sort_order.fields else None
 
     def new_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
-        """A name not used before. Files of a bucket begin with its number, so that they lie together in a listing."""
+        """A unique location. Names of files in a bucket begin with its number, so that listings group them."""
         terms = self.partitioner.terms
         buckets = [
             f"{value:08d}-"
@@ -83,7 +83,7 @@ class WriteTarget:
 
 
 def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
-    """Unwritable where the table's files are to be encrypted, which they would not be here."""
+    """Unwritable for a table with encrypted files, because encryption is not supported."""
     if metadata.properties.get(ENCRYPTION_KEY):
         raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); they cannot be written here")
     location = metadata.location.rstrip("/")
@@ -100,15 +100,16 @@ def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
         properties=metadata.properties,
         storage=storage,
         indexes=tuple(
-            IndexTask(table_uuid, one, projection, folder, storage) for one in read_definitions(metadata).enabled
+            IndexTask(table_uuid, definition, projection, folder, storage)
+            for definition in read_definitions(metadata).enabled
         ),
     )
 
 
 def with_lineage(target: WriteTarget) -> WriteTarget:
-    """For files that have both columns behind the table's. Rows may lack them, which is null. Unwritable where a column
-    of the table has one of their names."""
-    if taken := [one.name for one in target.schema.fields if one.name in NAMES]:
-        raise Unwritable(f"the table has a column {taken[0]}, as the format calls one of its own; rename it")
+    """A target for files with the two lineage columns after the table's columns. In rows without them they are null.
+    Unwritable if a column of the table has one of their names."""
+    if conflicting := [field.name for field in target.schema.fields if field.name in NAMES]:
+        raise Unwritable(f"the table has a column {conflicting[0]}, as the format calls one of its own; rename it")
     schema = target.schema
     return replace(target, schema=Schema((*schema.fields, *LINEAGE), schema.schema_id, schema.identifier_field_ids))

@@ -1,18 +1,17 @@
-"""Upserts and deletes by key: what a batch of rows changes, at a cost that follows the batch.
+"""Upserts and deletes by key, at a cost that depends on the size of the batch.
 
-    upsert(client, "db.t", rows, keys=["id"], precombine="ts")        a row for each key: in the place of the stored one
-    upsert(client, "db.t", rows, keys=["id"], columns=["price"])      of stored rows, only these columns
-    delete(client, "db.t", keys=rows)                                 rows with these keys go
-    delete(client, "db.t", where="country = 'FR'")                    rows that match go
-    upsert(client, "db.t", rows, keys=["id"], way="equality")         … of which nothing is looked up (`unlocated.py`)
+    upsert(client, "db.t", rows, keys=["id"], precombine="ts")        replaces or inserts a row for each key
+    upsert(client, "db.t", rows, keys=["id"], columns=["price"])      changes only these columns of stored rows
+    delete(client, "db.t", keys=rows)                                 deletes the rows with these keys
+    delete(client, "db.t", where="country = 'FR'")                    deletes the rows that match
+    upsert(client, "db.t", rows, keys=["id"], way="equality")         locates no rows (`equality_upserts.py`)
 
-Rows are located in one snapshot (`locating.py`). Merge-on-read marks them as deleted and appends the new ones;
-copy-on-write writes the files that hold them anew. Either is one commit, which says what was read, so the server
-refuses it where somebody has changed one of these rows since, or written another row with one of the keys: then all is
-done anew from what stands, a bounded number of times. So the table is always as if upserts had come one by one.
+Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new rows;
+copy-on-write rewrites the files that contain them. Both make one commit, which states what was read: the server refuses
+it if another commit has changed one of these rows since then, or written another row with one of the keys. The change
+is then prepared again from the current snapshot, a limited number of times. Upserts are therefore serializable.
 
-The rule it keeps: nothing is visible before the commit, and files are deleted only where no snapshot has
-them, nor ever will.
+Nothing is visible before the commit. Files are deleted only if no snapshot contains them or can contain them later.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ MODES = (MERGE_ON_READ, COPY_ON_WRITE)
 _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
 _SCOPE_VALUES_MAX = 1_000
-"""Keys that a commit names one by one as what was read; of more it names ranges and buckets."""
+"""Maximum keys that a commit lists as read; for more keys, it lists ranges and buckets."""
 
 
 def upsert(
@@ -75,37 +74,37 @@ def upsert(
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
 ) -> Report:
-    """Puts each row in the place of those with its key, or adds it. The rows are held in memory.
+    """Replaces the stored rows with the key of each given row, or inserts the row. The rows are held in memory.
 
-    Of rows with one key the latest by `precombine` counts, the last of several such, null before all others; a stored
-    row that is later stays. With `columns` only these are taken from the rows where a row is stored, beside the key and
-    `precombine`. `mode` is by default the table's `write.merge.mode` or `write.update.mode`, else copy-on-write; `way`
-    is how rows are located (`locating.WAYS`), by default chosen; `equality` locates none: the change is merge-on-read
-    whatever the table says, there are neither `columns` nor `precombine`, and of the report only files, attempts,
-    snapshot and `duplicate` are told.
+    Of several rows with the same key, the row with the largest `precombine` is used, and the last of those; null is the
+    smallest value. A stored row with a larger `precombine` stays. With `columns`, only these columns, the key and
+    `precombine` of a stored row are changed. `mode` is by default the table's `write.merge.mode` or
+    `write.update.mode`, else copy-on-write. `way` is how rows are located (`row_locations.WAYS`), by default chosen by
+    `locate`. The way `equality` locates no rows: the change is always merge-on-read, `columns` and `precombine` are not
+    supported, and the report contains only files, attempts, snapshot and `duplicate`.
 
-    `read_snapshot_id` makes it a read-modify-write: Conflict, and nothing is changed, where a row with one of the keys
-    has changed since that snapshot, None for a table that had none: has other values, is gone or is new.
+    `read_snapshot_id` makes this a read-modify-write: Conflict, without any change, if a row with one of the keys was
+    inserted, deleted or given other values since that snapshot; None for a table that had no snapshot.
 
-    Unwritable for rows that do not fit the table or have no key, and for what `equality` cannot say; Refused with
-    status 409 where others were faster in all attempts; Unreadable for a file that is broken. `producer`, and what is
-    not known after an error, are as with `append`.
+    Unwritable for rows that do not fit the table or have no key, and for changes that `equality` cannot express;
+    Refused with status 409 if other commits caused a conflict in all attempts; Unreadable for a damaged file.
+    `producer`, and the state after an error, are as with `append`.
     """
     check_names(keys, columns)
     checked(mode, way, precombine, columns, read_snapshot_id)
-    given = list(batches_of(rows))
+    batches = list(batches_of(rows))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> RowChange:
-        batch = batch_of(given, opened.schema, keys, precombine, columns)
+    def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+        batch = batch_of(batches, opened.schema, keys, precombine, columns)
         if way == EQUALITY:
             return unlocated(batch, opened, target)
-        how = mode_of(mode, target)
+        write_mode = mode_of(mode, target)
         check_read(client, opened, batch, read_snapshot_id, way)
-        found = differing(client, opened, batch, way, how)
-        return _written(found, scope_of(batch.keys, opened), opened, target, how)
+        difference = differing(client, opened, batch, way, write_mode)
+        return _write_change(difference, scope_of(batch.keys, opened), opened, target, write_mode)
 
-    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    return committed(client, table, prepared, history=read_snapshot_id is not UNSET, **more)
+    options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    return committed(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
 def check_read(
@@ -115,7 +114,7 @@ def check_read(
     read_snapshot_id: int | UnsetType | None,
     way: str | None,
 ) -> None:
-    """Conflict where rows of the batch's keys have changed since a snapshot, where one is given."""
+    """Conflict if rows with the batch's keys have changed since the given snapshot. UNSET checks nothing."""
     if read_snapshot_id is not UNSET:
         check_unchanged(client, opened, batch.keys, read_snapshot_id, way)
 
@@ -135,12 +134,11 @@ def delete(
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
 ) -> Report:
-    """Deletes the rows that have one of these keys; or those that match a predicate, in SQL or as an Iceberg expression
-    in JSON. `mode` is by default the table's `write.delete.mode`. Otherwise as `upsert`.
+    """Deletes the rows that have one of these keys, or that match a predicate, in SQL or as Iceberg expression JSON.
+    `mode` is by default the table's `write.delete.mode`. Otherwise as `upsert`.
 
-    `key` names the columns of `keys` by which rows go: by default the table's identifier fields, else the only column
-    that `keys` has. Its other columns do not count. Unwritable where there is no telling, or a column of the key is not
-    there."""
+    `key` names the key columns of `keys`: by default the table's identifier fields, else the only column of `keys`.
+    Other columns are ignored. Unwritable if the key columns cannot be determined or one of them is missing."""
     if (keys is None) == (where is None):
         raise ValueError("say which rows are to go, by keys or by a predicate (where)")
     if where is not None and (key is not None or read_snapshot_id is not UNSET):
@@ -149,35 +147,35 @@ def delete(
     if way == EQUALITY and keys is None:
         raise ValueError(f"by way of {EQUALITY!r} rows go by keys, not by a predicate (where)")
     checked(mode, way, read_snapshot_id=read_snapshot_id)
-    given = None if keys is None else list(batches_of(keys))
+    batches = None if keys is None else list(batches_of(keys))
 
-    def prepared(opened: OpenTable, target: WriteTarget) -> RowChange:
-        if given is None:
+    def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+        if batches is None:
             scope = bound_filter(where, opened)
-            found = _without(_matching(client, opened, scope))
-        elif not given:
+            difference = _deletion_of(_locate_matching(client, opened, scope))
+        elif not batches:
             return NOTHING
         else:
-            batch = keys_of_rows(given, opened.schema, key)
+            batch = keys_of_rows(batches, opened.schema, key)
             if way == EQUALITY:
                 return unlocated(batch, opened, target, deletes=True)
             check_read(client, opened, batch, read_snapshot_id, way)
-            scope, found = scope_of(batch.keys, opened), without(client, opened, batch, way)
-        return _written(found, scope, opened, target, mode_of(mode, target, deletes=True))
+            scope, difference = scope_of(batch.keys, opened), without(client, opened, batch, way)
+        return _write_change(difference, scope, opened, target, mode_of(mode, target, deletes=True))
 
-    more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    return committed(client, table, prepared, history=read_snapshot_id is not UNSET, **more)
+    options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    return committed(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
 def keys_of_rows(given: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
-    """The key's columns of the rows. Unwritable as for `delete`."""
-    for one in given:
-        names = key_names(schema, key, one.schema.names)
-    return batch_of([one.select(names) for one in given], schema, names)
+    """The key columns of the rows. Unwritable as for `delete`."""
+    for batch in given:
+        names = key_names(schema, key, batch.schema.names)
+    return batch_of([batch.select(names) for batch in given], schema, names)
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """ValueError for one name, whose letters would be taken for names."""
+    """ValueError for a string, whose characters would be used as names."""
     if isinstance(keys, str) or isinstance(columns, str):
         raise ValueError("keys and columns are lists of names")
 
@@ -189,7 +187,7 @@ def checked(
     columns: Sequence[str] | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
 ) -> None:
-    """ValueError for what there is not, and what makes no sense together."""
+    """ValueError for unknown values and for arguments that exclude each other."""
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
     if way == EQUALITY and read_snapshot_id is not UNSET:
@@ -203,12 +201,12 @@ def checked(
 
 
 def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
-    """As given, else as the table has it. Unwritable where that is none."""
+    """The given mode, else the mode of the table's properties. Unwritable if the table's mode is unknown."""
     properties = _DELETE_MODES if deletes else _UPSERT_MODES
-    found = given or next((target.properties[one] for one in properties if target.properties.get(one)), COPY_ON_WRITE)
-    if found.lower() not in MODES:
-        raise Unwritable(f"{properties[0]} is {found!r}; it may be {' or '.join(MODES)}")
-    return found.lower()
+    mode = given or next((target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE)
+    if mode.lower() not in MODES:
+        raise Unwritable(f"{properties[0]} is {mode!r}; it may be {' or '.join(MODES)}")
+    return mode.lower()
 
 
 # What changes
@@ -216,92 +214,94 @@ def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) ->
 
 @dataclass(frozen=True)
 class Difference:
-    """Rows that go, and those that come; of the report what is known before any file is written."""
+    """The rows to delete and the rows to add. `report` contains what is known before files are written."""
 
     located: LocatedKeys
     new: tuple[pa.Table, ...]
     report: Report
     tracked: bool = False
-    """Whether new rows have the row ids of those in whose place they come, beside the table's columns."""
+    """Whether new rows have, beside the table's columns, the row ids of the rows that they replace."""
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        for one in self.new:
-            yield from one.to_batches()
+        for table in self.new:
+            yield from table.to_batches()
 
     def written(self, target: WriteTarget) -> WrittenFiles:
-        """The rows that come, alone."""
+        """Writes the rows to add."""
         return write_batches(with_lineage(target) if self.tracked else target, self.rows())
 
 
 def scope_of(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
-    """What a commit of these keys has read; shorter where it has so many parts like this."""
+    """The filter of the rows that a commit of these keys has read. Shorter if it is one of several `parts`."""
     specs = opened.metadata.partition_specs
     return keys.holding(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
 def without(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None) -> Difference:
-    """The table without the rows that have the keys of the batch."""
-    return _without(locate(client, opened, batch.keys, way))
+    """Deletes the rows that have the keys of the batch."""
+    return _deletion_of(locate(client, opened, batch.keys, way))
 
 
-def _without(located: LocatedKeys) -> Difference:
-    return Difference(located, (), Report(deleted=_rows(located.files), files_read=len(located.read)))
+def _deletion_of(located: LocatedKeys) -> Difference:
+    return Difference(located, (), Report(deleted=_row_count(located.files), files_read=len(located.read)))
 
 
-def _rows(files: Iterable[FoundRows]) -> int:
-    return sum(len(one.positions) for one in files)
+def _row_count(files: Iterable[FoundRows]) -> int:
+    return sum(len(rows.positions) for rows in files)
 
 
-def _matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
-    """The rows that a predicate is true for."""
+def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
+    """Locates the rows for which a predicate is true."""
     reader = TaskReader(wanted_of(opened, (), where, positions=True), opened.storage)
     files, read = [], set()
     for task in plan(client, opened, where):
         read.add(task.path)
         positions = [batch.column(0).to_numpy() for batch in reader.read(task)]
         if positions:
-            found = np.concatenate(positions)
-            files.append(FoundRows(task, found, np.zeros(len(found), dtype=np.int64)))
+            all_positions = np.concatenate(positions)
+            files.append(FoundRows(task, all_positions, np.zeros(len(all_positions), dtype=np.int64)))
     return LocatedKeys(tuple(files), frozenset(read))
 
 
 def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None, mode: str) -> Difference:
-    """The table with the rows of the batch in the place of those that have their keys.
+    """Replaces the rows that have the keys of the batch with the rows of the batch.
 
-    They keep the row ids of those, as a column `_row_id`, where files are to be written anew or anything of the stored
-    rows is read; else they are new rows, as with equality deletes and where the table has a column of that name.
+    New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write or
+    columns of the stored rows are read. Otherwise, and if the table has a column of that name, they get new row ids.
     """
     located = locate(client, opened, batch.keys, way)
-    there = np.zeros(batch.keys.count, dtype=np.bool_)
-    for one in located.files:
-        there[one.keys] = True
-    named = batch.rows.column_names
-    kept = [one.name for one in opened.schema.fields if one.name not in named] if batch.partial else []
-    names = [*kept, *([batch.precombine.name] if batch.precombine is not None else [])]
+    stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
+    for rows in located.files:
+        stored_keys[rows.keys] = True
+    given_names = batch.rows.column_names
+    stored_names = (
+        [field.name for field in opened.schema.fields if field.name not in given_names] if batch.partial else []
+    )
+    names = [*stored_names, *([batch.precombine.name] if batch.precombine is not None else [])]
     tracked = has_lineage(opened.metadata) and (mode == COPY_ON_WRITE or bool(names))
-    tracked = tracked and not any(one.name in NAMES for one in opened.schema.fields)
+    tracked = tracked and not any(field.name in NAMES for field in opened.schema.fields)
     names = [*names, ROW_ID_NAME] if tracked else names
-    wins, read, new = np.ones(len(there), dtype=np.bool_), located.read, batch.rows
+    applied, read, new = np.ones(len(stored_keys), dtype=np.bool_), located.read, batch.rows
     more, numbered = [], False
     if names and located.files:
         stored = _Stored.of(opened, located.files, names, batch.precombine)
-        read |= {one.task.path for one in located.files}
-        wins = ~stored.later_than(batch)
-        if numbered := tracked and bool(wins[stored.keys].any()):
-            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(there))))
+        read |= {rows.task.path for rows in located.files}
+        applied = ~stored.later_than(batch)
+        if numbered := tracked and bool(applied[stored.keys].any()):
+            batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(stored_keys))))
             new = batch.rows
-        if kept:
-            more = [stored.completed(batch, wins, kept)]
-            new = new.filter(pa.array(~there))
+        if stored_names:
+            more = [stored.completed(batch, applied, stored_names)]
+            new = new.filter(pa.array(~stored_keys))
     if not more:
-        new = new.filter(pa.array(wins))
-    files = tuple(found for one in located.files if len((found := one.of(wins)).positions))
-    updated = int(np.count_nonzero(wins & there))
+        new = new.filter(pa.array(applied))
+    files = tuple(chosen for rows in located.files if len((chosen := rows.of(applied)).positions))
+    updated = int(np.count_nonzero(applied & stored_keys))
     report = Report(
-        inserted=int(np.count_nonzero(~there)),
+        inserted=int(np.count_nonzero(~stored_keys)),
         updated=updated,
-        deleted=_rows(files) - updated,
-        stale=int(np.count_nonzero(~wins)),
+        deleted=_row_count(files) - updated,
+        stale=int(np.count_nonzero(~applied)),
         files_read=len(read),
     )
     return Difference(LocatedKeys(files, read), (new, *more), report, numbered)
@@ -309,54 +309,54 @@ def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str |
 
 @dataclass(frozen=True)
 class _Stored:
-    """Columns of the located rows, and the number of each row's key, int64[rows]."""
+    """Columns of the located rows, and the ordinal of each row's key in the batch, int64[rows]."""
 
     rows: pa.Table
     keys: Longs
     by: Field | None
-    """Of several rows of one key the last by this counts."""
+    """The precombine column: it decides which of several rows with the same key is used."""
 
     @staticmethod
     def of(opened: OpenTable, files: Sequence[FoundRows], names: Sequence[str], by: Field | None) -> _Stored:
-        wanted = wanted_of(opened, names, TRUE)
-        reader = TaskReader(wanted, opened.storage)
+        read_plan = wanted_of(opened, names, TRUE)
+        reader = TaskReader(read_plan, opened.storage)
         batches, keys = [], []
-        for one in files:
-            read = list(reader.read(one.task, one.positions))
-            if sum(batch.num_rows for batch in read) != len(one.positions):
-                raise Unreadable(one.task.path, "it has not all the rows that an index says are live in it")
-            batches.extend(read)
-            keys.append(one.keys)
-        return _Stored(pa.Table.from_batches(batches, wanted.arrow), np.concatenate(keys), by)
+        for rows in files:
+            stored = list(reader.read(rows.task, rows.positions))
+            if sum(batch.num_rows for batch in stored) != len(rows.positions):
+                raise Unreadable(rows.task.path, "it has not all the rows that an index says are live in it")
+            batches.extend(stored)
+            keys.append(rows.keys)
+        return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
     def later_than(self, batch: Batch) -> Mask:
-        """bool[keys]: those of which a stored row is later than the one given."""
-        found = np.zeros(batch.keys.count, dtype=np.bool_)
+        """bool[keys]: whether a stored row is later than the given row."""
+        later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
-            both = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
-            rank = Rank.of(both, self.by, len(both))
-            ours, theirs = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
-            found[self.keys[ours.is_before(theirs)]] = True
-        return found
+            values = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
+            rank = Rank.of(values, self.by, len(values))
+            given_rank, stored_rank = rank.take(self.keys), rank.take(slice(batch.keys.count, None))
+            later[self.keys[given_rank.is_before(stored_rank)]] = True
+        return later
 
-    def completed(self, batch: Batch, wins: Mask, kept: Sequence[str]) -> pa.Table:
-        """The rows of the batch that win, of keys that are stored, with the `kept` columns of the latest stored row."""
+    def completed(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
+        """The batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
         chosen = self._latest[wins[self.keys[self._latest]]]
-        made = batch.rows.take(pa.array(self.keys[chosen]))
-        rest = self.rows.select(list(kept)).take(pa.array(chosen))
-        for name in kept:
-            made = made.append_column(rest.field(name), rest[name])
-        return made
+        completed = batch.rows.take(pa.array(self.keys[chosen]))
+        stored = self.rows.select(list(names)).take(pa.array(chosen))
+        for name in names:
+            completed = completed.append_column(stored.field(name), stored[name])
+        return completed
 
     def row_ids(self, count: int) -> pa.ChunkedArray:
-        """int64[count keys]: that of the latest stored row; null where none is stored."""
+        """int64[count keys]: the row id of the latest stored row; null for a key without a stored row."""
         places = np.full(count, -1, dtype=np.int64)
         places[self.keys[self._latest]] = self._latest
         return self.rows[ROW_ID_NAME].take(pa.array(places, mask=places < 0))
 
     @cached_property
     def _latest(self) -> Longs:
-        """int64[stored keys]: of each key's rows the latest."""
+        """int64[stored keys]: the position of the latest row of each key."""
         rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
         return latest((self.keys,), rank)
 
@@ -364,34 +364,36 @@ class _Stored:
 # What is written
 
 
-def _written(found: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str) -> RowChange:
-    files = found.located.files
+def _write_change(
+    difference: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str
+) -> RowChange:
+    files = difference.located.files
     if mode == COPY_ON_WRITE:
-        data = rewritten(opened, target, files, found.rows())
-        paths = [one.task.path for one in files]
-        read = found.located.read.union(one.task.path for one in files if not one.is_whole)
-        report = replace(found.report, files_read=len(read))
+        data = rewritten(opened, target, files, difference.rows())
+        paths = [rows.task.path for rows in files]
+        read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
+        report = replace(difference.report, files_read=len(read))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
     deletes = marked(opened, target, files)
     try:
-        data = found.written(target)
+        data = difference.written(target)
     except BaseException:
         deletes.discard(target.storage)
         raise
-    return RowChange(scope, found.report, data, deletes)
+    return RowChange(scope, difference.report, data, deletes)
 
 
 def marked(opened: OpenTable, target: WriteTarget, files: Sequence[FoundRows]) -> WrittenDeletes:
-    """Merge-on-read: these rows deleted by position, and with the last of its rows the file."""
-    gone = [
+    """Merge-on-read: deletes these rows by position, and a file together with its last row."""
+    deleted = [
         DeletedRows(
-            one.task.path,
-            one.task.spec_id,
-            one.task.file.get("partition") or (),
-            one.positions,
-            one.task.deletes,
-            one.task.records,
+            rows.task.path,
+            rows.task.spec_id,
+            rows.task.file.get("partition") or (),
+            rows.positions,
+            rows.task.deletes,
+            rows.task.records,
         )
-        for one in files
+        for rows in files
     ]
-    return write_deletes(target, gone, Deletes(opened.storage, opened.metadata)) if gone else WrittenDeletes()
+    return write_deletes(target, deleted, Deletes(opened.storage, opened.metadata)) if deleted else WrittenDeletes()

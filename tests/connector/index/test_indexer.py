@@ -274,7 +274,7 @@ def test_the_memory_of_whom_to_leave_alone_is_bounded(client: IndexClient, monke
     keeper = Indexer(client, lambda: closing(workers), now=Clocked())
     for _ in range(2):
         assert keeper.round().failed == 3  # the first is forgotten when the third comes
-        assert len(keeper._left_alone) == 2
+        assert len(keeper._backoffs) == 2
 
 
 def test_a_round_that_is_cut_off_is_told_and_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

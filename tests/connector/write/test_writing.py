@@ -185,7 +185,7 @@ def test_memory_is_bounded_whatever_is_written(tmp_path: Path) -> None:
 def test_many_partitions_have_few_files_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: set[int] = set()
     most = 0
-    begin, close = FileWriter._opened, FileWriter.close
+    begin, close = FileWriter._open_writer, FileWriter.close
 
     def begun(self: FileWriter, count: int) -> Any:
         nonlocal most
@@ -198,7 +198,7 @@ def test_many_partitions_have_few_files_open_at_a_time(tmp_path: Path, monkeypat
         opened.discard(id(self))
         return made
 
-    monkeypatch.setattr(FileWriter, "_opened", begun)
+    monkeypatch.setattr(FileWriter, "_open_writer", begun)
     monkeypatch.setattr(FileWriter, "close", closed)
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
     given = rows(1000)
