@@ -213,9 +213,10 @@ async def load_index(call: Call) -> dict[str, Any]:
     "Defines or changes an index; fields that the body omits stay unchanged",
     tags=("indexes",),
     answers=(_ONE, ResponseSpec(400, "The definition is invalid; the message states the reason"), NO_INDEX, _CONFLICT),
-).takes(_body_with(tuple(parameters())))
-async def put_index(call: Call, body: IndexBody) -> dict[str, Any]:
+).takes_bytes(_body_with(tuple(parameters())))
+async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
+    body = await call.parse(data, _body_with(tuple(parameters())))  # kinds may be added while the server runs
 
     def changed(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
