@@ -1,6 +1,8 @@
 """Cached table and view metadata by location: decoded, as JSON, or as JSON with only the referenced snapshots.
 
-Files at a location are immutable, so the cache needs no invalidation; entries are evicted by a byte budget.
+Files at a location are immutable, so the cache needs no invalidation; entries are evicted by a byte budget. A table's
+writers can overwrite its metadata files nevertheless. The name of a file that the server wrote therefore contains the
+digest of its content (`name_suffix`), and a file with other content is not read.
 
 Properties that control clients (`steers_client`) are refused when they are set. Older metadata, or metadata from
 another catalog, may contain them. They are left out here, so that no answer and no later metadata file contains them.
@@ -8,8 +10,11 @@ another catalog, may contain them. They are left out here, so that no answer and
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
+import hashlib
+import re
 import zlib
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +23,7 @@ import msgspec
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, NotFound, ObjectMissing
+from seamark.metaserver.errors import BadRequest, Forbidden, NotFound, ObjectMissing
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import without_client_properties
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
@@ -34,6 +39,8 @@ _METADATA_LIMIT_BYTES = 1 << 28
 _RECHECK_S = 30.0
 """How long a metadata file that was seen on remote storage is assumed to exist. Local files are checked each time."""
 _SEEN_LIMIT = 100_000
+_DIGEST_CHARACTERS = 40
+_NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
 
 
 class Documents:
@@ -149,9 +156,16 @@ class Documents:
 
     async def _read(self, location: str) -> bytes:
         try:
-            return await self._objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
+            data = await self._objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
         except ObjectMissing:
             raise _missing(location) from None
+        named = _NAMED.search(location)
+        if named is not None and named[1] != await asyncio.to_thread(_digest, data):
+            raise Forbidden(
+                f"The metadata file {location} was overwritten: its content does not match the digest in its name. "
+                "Restore the file, or register another metadata file"
+            )
+        return data
 
 
 class _Properties(msgspec.Struct):
@@ -174,12 +188,28 @@ def _missing(location: str) -> NotFound:
     return NotFound(f"Failed to open input stream for file: {location}")
 
 
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def name_suffix(data: bytes, kind: str = ".metadata.json") -> str:
+    """The end of the name of a file with this content: the digest and `kind`. It is where PyIceberg and Trino expect
+    the name of a codec, which they ignore."""
+    return f".{_digest(data)}{kind}"
+
+
+def is_named_by_content(location: str) -> bool:
+    """Whether the location has `name_suffix`, so that a change of the file is detected."""
+    return _NAMED.search(location) is not None
+
+
 def compress(codec: str, document: bytes) -> tuple[bytes, str]:
     """The bytes to store and the file suffix, by table property write.metadata.compression-codec (none or gzip)."""
     match codec.lower():
         case "none" | "":
-            return document, ".metadata.json"
+            return document, name_suffix(document)
         case "gzip":
-            return gzip.compress(document, 1, mtime=0), ".gz.metadata.json"
+            packed = gzip.compress(document, 1, mtime=0)
+            return packed, name_suffix(packed, ".gz.metadata.json")
         case other:
             raise BadRequest(f"write.metadata.compression-codec is {other!r}; supported: none, gzip")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
@@ -74,7 +75,8 @@ class Functions:
         if current is None and await self._parts.store.names_of(checked.function_uuid):
             # A UUID identifies the history of an entry and decides whether a table's files may be deleted.
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
-        location = f"{folder}/metadata/{self._parts.clock.uuid7()}.function.json"
+        body = encode_json(document)
+        location = f"{folder}/metadata/{self._parts.clock.uuid7()}{name_suffix(body, '.function.json')}"
         entry = Entry(
             kind=EntryKind.FUNCTION,
             namespace=namespace,
@@ -95,7 +97,6 @@ class Functions:
                 new_location=location,
                 now_ms=requested_ms,
             )
-        body = encode_json(document)
         action = "create" if current is None else "replace"
         claim = await claim_folder(self._parts, entry, folder, fresh=current is None)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from uuid import NAMESPACE_URL, uuid5
 
+from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.errors import AlreadyExists, Forbidden
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -60,8 +61,10 @@ def checked_folder(parts: CatalogContext, location: str, properties: dict[str, s
 
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     """Forbidden when the metadata belongs to another table than the entry. The table's writers can overwrite metadata
-    files, and the UUID decides which files belong to the table."""
-    if metadata.table_uuid not in (None, entry.uuid) and not is_derived(entry.uuid):
+    files, and the UUID decides which files belong to the table. A table whose UUID was derived may have received
+    another one from a commit, whose file is then named by its content."""
+    is_own = table_uuid(metadata) == entry.uuid
+    if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(
             f"The metadata file of {show(entry.namespace, entry.name)} was overwritten with that of another table; "
             "register an older metadata file"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from seamark.metaserver.catalog.documents import is_named_by_content, name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
@@ -105,7 +106,8 @@ class Views:
             properties=owned_properties(caller, request.properties, {}, rewritten=True),
             now_ms=requested_ms,
         )
-        path = metadata_location(self._parts, location, metadata.properties, None, ".metadata.json")
+        suffix = name_suffix(encode_view(metadata))
+        path = metadata_location(self._parts, location, metadata.properties, None, suffix)
         entry = _entry(namespace, request.name, metadata, path, requested_ms)
         record = self._instant(caller, entry, "create", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
@@ -124,15 +126,21 @@ class Views:
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered view")
+        copied = caller.confined_to is not None and not is_named_by_content(location)
+        if copied:  # who may write below the view's location alone can overwrite the file
+            suffix = name_suffix(encode_view(metadata))
+            location = metadata_location(self._parts, metadata.location, metadata.properties, location, suffix)
         entry = _entry(namespace, name, metadata, location, requested_ms)
-        await self._parts.transact(
-            [
-                await claim(self._parts, caller, metadata, entry, returns=True),
-                CreateEntry(entry=entry),
-                self._instant(caller, entry, "register", requested_ms, metadata),
-                *self._parts.remember(caller, status=200, metadata_location=location),
-            ]
-        )
+        operations = [
+            await claim(self._parts, caller, metadata, entry, returns=True),
+            CreateEntry(entry=entry),
+            self._instant(caller, entry, "register", requested_ms, metadata),
+            *self._parts.remember(caller, status=200, metadata_location=location),
+        ]
+        if copied:
+            await self._write_then(location, metadata, operations)
+        else:
+            await self._parts.transact(operations)
         return LoadedView(entry=entry, metadata=metadata)
 
     async def replace(
@@ -180,9 +188,8 @@ class Views:
             await self._parts.check_location(caller, metadata.location, "The view's location", entry.namespace)
         await self._parts.check_properties(caller, metadata.properties, base.properties, entry.namespace)
         now = self._parts.clock.now_ms()
-        path = metadata_location(
-            self._parts, metadata.location, metadata.properties, entry.metadata_location, ".metadata.json"
-        )
+        suffix = name_suffix(encode_view(metadata))
+        path = metadata_location(self._parts, metadata.location, metadata.properties, entry.metadata_location, suffix)
         updated = _entry(entry.namespace, entry.name, metadata, path, now)
         swap = SwapPointer(
             kind=EntryKind.VIEW,

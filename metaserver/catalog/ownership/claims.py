@@ -193,13 +193,18 @@ async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) ->
 
 
 async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
-    """Like `check_own`, for the folder that the server writes metadata, manifests and plans to."""
-    await check_own(parts, uuid, metadata_folder(metadata.location, metadata.properties))
+    """Like `check_own`, for the location, and for the folder that the server writes metadata, manifests and plans
+    to."""
+    folder = metadata_folder(metadata.location, metadata.properties)
+    await check_own(parts, uuid, folder)
+    if not folder.startswith(metadata.location.rstrip("/") + "/"):
+        await check_own(parts, uuid, metadata.location)
 
 
 async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
     """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
-    `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries.
+    `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries,
+    those that `uuid` shares also its own.
     RetryLater while some locations are unknown."""
     if parts.unclaimed.unread:
         await fill(parts)
@@ -207,10 +212,11 @@ async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> 
             raise RetryLater("Where other tables lie is not known yet, since the storage does not answer")
     keys = await _keys(folders)
     others = {place for owner, lost in parts.unclaimed.lost.items() if owner != uuid for place in lost}
+    own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     others |= {
         claimed_location.location
         for claimed_location in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
-        if not claimed_location.shared or claimed_location.location not in keys
+        if not claimed_location.shared or claimed_location.location not in own.intersection(keys)
     }
     return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
@@ -121,7 +122,8 @@ class PlanViews:
         plan_id = str(self._parts.clock.uuid7())
         beside = metadata_location(self._parts, metadata.location, metadata.properties, None, ".metadata.json")
         folder = f"{beside.rpartition('/')[0]}/{PLANS_FOLDER}/{digest_of(name)}"
-        location = f"{folder}/{plan_id}.metadata.json"
+        document = encode_view(metadata)
+        location = f"{folder}/{plan_id}{name_suffix(document)}"
         plan = PlanTable(
             id=plan_id,
             namespace=entry.namespace,
@@ -140,7 +142,7 @@ class PlanViews:
             shown_id=None if reader is None else shown_id_of(plan_id),
             shown=fingerprint_of(metadata, location),
         )
-        return await self._plans.keep(plan, None, [(location, encode_view(metadata))], lease_s, who)
+        return await self._plans.keep(plan, None, [(location, document)], lease_s, who)
 
 
 def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | None:

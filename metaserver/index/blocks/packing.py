@@ -194,6 +194,21 @@ class PackedColumn:
         code = int.from_bytes(self._bytes(packed.codes + row * packed.width, packed.width), "little")
         return packed.base + code
 
+    def may_have_dots(self) -> bool:
+        """Whether a string may contain two dots in a row; False is certain. Cheaper than reading every value."""
+        packed = self.packed
+        if packed.common.endswith(b".") or b".." in packed.common:
+            return True
+        if packed.width == 0:
+            return False
+        heads = self._memory[packed.codes : packed.codes + packed.width * self.rows]  # each in reverse
+        if b".." in heads.tobytes() or bool((heads[:: packed.width] == ord(".")).any()):
+            return True
+        if packed.ends == NONE or not self.rows:
+            return False
+        size = int(self.array(packed.ends, "<u4", self.rows)[-1])
+        return b".." in self._bytes(packed.tails, size)
+
     def _bytes(self, offset: int, size: int) -> bytes:
         return self._memory[offset : offset + size].tobytes()
 

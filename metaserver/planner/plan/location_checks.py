@@ -25,6 +25,8 @@ from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.port import PointerStore
 
 _SHOWN = 300
+_DOTS = "/.."
+"""A path with this may lead out of the location that it begins with."""
 
 
 class LocationChecker:
@@ -37,10 +39,17 @@ class LocationChecker:
         own, roots = await self.check_paths(uuid, metadata, (*lists, *manifests))
         prefixes = tuple(root.encode() for root in roots)
         mixed: dict[str, list[Block]] = {}
+        dotted: list[Block] = []
         for block in (*view.blocks, *view.delete_blocks):
             column = block.text_column("file_path")
-            if column is not None and not (column.packed.common.startswith(prefixes) and prefixes):
+            if column is None:
+                continue
+            if column.may_have_dots():
+                dotted.append(block)
+            if not (column.packed.common.startswith(prefixes) and prefixes):
                 mixed.setdefault(_folder(column.packed.common.decode(errors="replace")), []).append(block)
+        for part in await asyncio.to_thread(_dotted_folders, dotted) if dotted else ():
+            await self._check(uuid, own, part)
         for folder, blocks in mixed.items():
             if not await self._check(uuid, own, folder, blocks=True):
                 for part in await asyncio.to_thread(_folders_of, blocks, roots):
@@ -53,7 +62,7 @@ class LocationChecker:
         claims = await self._store.claims(uuid)
         own = {claim.location for claim in claims}
         roots = await asyncio.to_thread(_roots, metadata, {claim.location for claim in claims if not claim.allowed})
-        for folder in {_folder(path) for path in paths if not path.startswith(roots)}:
+        for folder in {_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
             await self._check(uuid, own, folder)
         return own, roots
 
@@ -65,7 +74,7 @@ class LocationChecker:
         try:
             key = await asyncio.to_thread(lambda: location_key(parse_location(folder)))
         except BadRequest:
-            if "/.." in folder or "%2" in folder:
+            if _DOTS in folder or "%2" in folder:
                 raise Forbidden(
                     f"The snapshot names files in {folder[:_SHOWN]!r}; remove '..' and escapes from its paths"
                 ) from None
@@ -102,6 +111,11 @@ def _folders_of(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
         paths = (block.text("file_path", row) for row in range(block.rows))
         folders |= {_folder(path) for path in paths if path is not None and not path.startswith(roots)}
     return folders
+
+
+def _dotted_folders(blocks: Iterable[Block]) -> set[str]:
+    paths = (block.text("file_path", row) for block in blocks for row in range(block.rows))
+    return {_folder(path) for path in paths if path is not None and _DOTS in path}
 
 
 def _folder(path: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.errors import Corrupt, ObjectMissing
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
 from seamark.metaserver.iceberg.manifests.rows import rows_of, size_of
@@ -198,11 +199,12 @@ def plan_files(
     )
     at = f"{location}-{plan_id}-snap.avro"
     planned = plan_metadata(metadata, msgspec.structs.replace(snapshot, manifest_list=at, manifests=None), location)
+    document = encode_table(planned)
     return PlanFiles(
         (
             *((path, data) for path, (_, data) in zip(paths, files, strict=True)),
             (at, manifest_list),
-            (f"{location}-{plan_id}.metadata.json", encode_table(planned)),
+            (f"{location}-{plan_id}{name_suffix(document)}", document),
         ),
         planned,
     )

@@ -250,14 +250,17 @@ class Planner:
         """The cached view, as `_cached`. Forbidden if the snapshot names files in a location that another table
         claims.
         """
+        if self._location_checker is None or bound_scan.snapshot is None:
+            return await self._cached(bound_scan, whole=whole)
+        metadata, lists = bound_scan.metadata, list_locations(bound_scan)
+        uuid = entry.uuid if entry is not None else table_uuid(metadata)
+        if view_key(bound_scan) not in self._views:  # the view is cached for all tables that name the lists
+            await self._location_checker.check_paths(uuid, metadata, lists)
         cached = await self._cached(bound_scan, whole=whole)
-        if self._location_checker is not None and bound_scan.snapshot is not None:
-            metadata = bound_scan.metadata
-            uuid = entry.uuid if entry is not None else table_uuid(metadata)
-            key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-            if key not in cached.checked:
-                await self._location_checker.check(uuid, metadata, list_locations(bound_scan), cached.view)
-                cached.checked.add(key)
+        key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
+        if key not in cached.checked:
+            await self._location_checker.check(uuid, metadata, lists, cached.view)
+            cached.checked.add(key)
         return cached
 
     async def _cached(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
