@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from seamark.metaserver.catalog.ownership.claims import disowned
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing
+from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
 from seamark.metaserver.objects.locations import parse_location
@@ -51,7 +51,7 @@ async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
     """BadRequest when the table's properties forbid the deletion of its files."""
     try:
         metadata = await parts.documents.table(entry.metadata_location)
-    except (NotFound, Corrupt):
+    except (NotFound, Corrupt, Forbidden):
         return  # without readable metadata nothing is purged; the drop must still be possible
     if not _collectable(metadata):
         raise BadRequest(

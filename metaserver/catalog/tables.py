@@ -6,7 +6,7 @@ import builtins
 import contextlib
 from typing import Any
 
-from seamark.metaserver.catalog.documents import compress, is_named_by_content
+from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, allow_anew
@@ -76,14 +76,22 @@ class Tables:
         entry = created_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
         allowed = await allow(self._parts, caller, entry.uuid, metadata.properties, {})
-        operations = [
-            claimed,
-            *allowed,
-            CreateEntry(entry=entry),
-            self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
-            *self._parts.remember(caller, status=200, metadata_location=location),
-        ]
-        await self._write_then(location, document, operations)
+        try:
+            await self._parts.objects.create(location, document)
+            await self._parts.transact(
+                [
+                    claimed,
+                    *allowed,
+                    CreateEntry(entry=entry),
+                    self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
+                    *self._parts.remember(caller, status=200, metadata_location=location),
+                ]
+            )
+        except (CommitUnknown, ObjectExists):
+            raise  # an orphaned file is harmless, a dangling pointer is not; an existing file belongs to another
+        except (SeamarkError, IdempotencyTaken):
+            await self._remove_quietly(location)  # the transaction is known to have failed
+            raise
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def register(
@@ -101,11 +109,6 @@ class Tables:
         check_lasting(location, metadata)
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered table")
-        copy: bytes | None = None
-        if caller.confined_to is not None and not is_named_by_content(location):
-            # Who may write below the table's location alone can overwrite the file.
-            copy, suffix = compress("none", encode_table(metadata))
-            location = metadata_location(self._parts, metadata.location, metadata.properties, location, suffix)
         entry = created_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
@@ -129,7 +132,7 @@ class Tables:
         operations.append(await allow_anew(self._parts, caller, entry.uuid, metadata.properties))
         operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._parts.remember(caller, status=200, metadata_location=location)
-        await self._write_then(location, copy, operations)
+        await self._parts.transact(operations)
         await self._check_registered(caller, entry)
         stored = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
         return LoadedTable(entry=stored or entry, metadata=metadata)
@@ -220,21 +223,6 @@ class Tables:
         if purging:
             raise BadRequest(f"Cannot register {location}: the files of table {table_uuid(metadata)} are being purged")
         return metadata
-
-    async def _write_then(self, location: str, document: bytes | None, operations: builtins.list[Any]) -> None:
-        """Writes the metadata file, if there is a new one, and runs the transaction; deletes the file when the
-        transaction is known to have failed."""
-        if document is None:
-            await self._parts.transact(operations)
-            return
-        try:
-            await self._parts.objects.create(location, document)
-            await self._parts.transact(operations)
-        except (CommitUnknown, ObjectExists):
-            raise  # an orphaned file is harmless, a dangling pointer is not; an existing file belongs to another
-        except (SeamarkError, IdempotencyTaken):
-            await self._remove_quietly(location)
-            raise
 
     async def _remove_quietly(self, location: str) -> None:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from seamark.metaserver.catalog.documents import is_named_by_content, name_suffix
+from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
@@ -126,21 +126,15 @@ class Views:
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered view")
-        copied = caller.confined_to is not None and not is_named_by_content(location)
-        if copied:  # who may write below the view's location alone can overwrite the file
-            suffix = name_suffix(encode_view(metadata))
-            location = metadata_location(self._parts, metadata.location, metadata.properties, location, suffix)
         entry = _entry(namespace, name, metadata, location, requested_ms)
-        operations = [
-            await claim(self._parts, caller, metadata, entry, returns=True),
-            CreateEntry(entry=entry),
-            self._instant(caller, entry, "register", requested_ms, metadata),
-            *self._parts.remember(caller, status=200, metadata_location=location),
-        ]
-        if copied:
-            await self._write_then(location, metadata, operations)
-        else:
-            await self._parts.transact(operations)
+        await self._parts.transact(
+            [
+                await claim(self._parts, caller, metadata, entry, returns=True),
+                CreateEntry(entry=entry),
+                self._instant(caller, entry, "register", requested_ms, metadata),
+                *self._parts.remember(caller, status=200, metadata_location=location),
+            ]
+        )
         return LoadedView(entry=entry, metadata=metadata)
 
     async def replace(

@@ -1,5 +1,5 @@
-"""Metadata files lie where the writers of a table may write. One that says another place than the table's own does not
-have the server write there, or tell what lies there."""
+"""Metadata files are in folders that the writers of a table may write. A file that was overwritten is not read, if the
+server wrote it. In one that was not, a location of another table has nothing written or listed there."""
 
 from __future__ import annotations
 
@@ -59,22 +59,40 @@ async def _try(world: World, way: str, own: str) -> Answer:
     return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own)))
 
 
-async def _forged(world: World, path: str, **changes: Any) -> None:
-    """Writes over the metadata file, as who may write the table's folder can."""
+async def _overwrite(world: World, path: str, **changes: Any) -> None:
+    """Overwrites the metadata file, as a principal with access to the table's folder can."""
     loaded = await world.good("mallory", "GET", path)
-    metadata = {**loaded["metadata"], **changes}
+    metadata = {**json.loads(world.read(loaded["metadata-location"])), **changes}
     world.write(loaded["metadata-location"], json.dumps(metadata).encode())
     world.server.parts.catalog.documents.cache.clear()
 
 
+async def _rename_file(world: World, kind: str, name: str) -> None:
+    """Has an admin register the metadata under a name that does not contain a digest, as of another catalog."""
+    loaded = await world.good("mallory", "GET", f"{NAMES}/{kind}s/{name}")
+    location = loaded["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
+    world.write(location, world.read(loaded["metadata-location"]))
+    if kind == "view":
+        await world.good("root", "DELETE", f"{NAMES}/views/{name}")
+    body = {"name": name, "metadata-location": location, "overwrite": True}
+    route = "register" if kind == "table" else "register-view"
+    await world.good("root", "POST", f"{NAMES}/{route}", body if kind == "table" else {**body, "overwrite": False})
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["location", "moved location"])
-async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(tmp_path: Path, way: str, kind: str) -> None:
+@pytest.mark.parametrize("named", ["by content", "freely"])
+async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(
+    tmp_path: Path, way: str, kind: str, named: str
+) -> None:
     async with open_world(tmp_path, random.Random(7)) as world:
         own = await _attackers_own(world)
+        if named == "freely":
+            await _rename_file(world, "table", "t")
+            await _rename_file(world, "view", "v")
         before = await world.fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
-            await _forged(world, path, location=world.hints[kind][0])
+            await _overwrite(world, path, location=world.hints[kind][0])
         world.touched.clear()
         answer = await _try(world, way, own)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
@@ -86,10 +104,33 @@ async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(tmp_path:
 async def test_the_same_requests_work_while_metadata_are_as_they_were_written(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
         own = await _attackers_own(world)
-        for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
-            await _forged(world, path)
+        world.server.parts.catalog.documents.cache.clear()
         answer = await _try(world, way, own)
         assert answer.status < 300, answer.raw
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+async def test_metadata_that_were_overwritten_are_not_served(tmp_path: Path, codec: str) -> None:
+    async with open_world(tmp_path, random.Random(12)) as world:
+        await _attackers_own(world)
+        properties = set_properties(**{"write.metadata.compression-codec": codec})
+        loaded = await world.good("mallory", "POST", f"{NAMES}/tables/t", properties)
+        location = loaded["metadata-location"]
+        whole = world.read(location)
+        documents = world.server.parts.catalog.documents
+        for changed in (whole + b" ", whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]):
+            world.write(location, changed)
+            documents.cache.clear()
+            answer = await world.ask("mallory", "GET", f"{NAMES}/tables/t")
+            assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
+            assert "overwritten" in answer.error[2]
+            assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
+            dropped = (await world.good("root", "GET", "/api/v1/dropped"))["dropped"]
+            (row,) = [one for one in dropped if one["name"] == "t"]
+            world.write(location, whole)
+            documents.cache.clear()
+            await world.good("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")
+            assert (await world.good("mallory", "GET", f"{NAMES}/tables/t"))["metadata-location"] == location
 
 
 PATHS = (

@@ -11,6 +11,7 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, Answer, Api, set_properties
@@ -37,6 +38,10 @@ class Lake:
     async def __call__(self, who: str, method: str, path: str, body: Any = None) -> Answer:
         return await self._api(method, path, body, headers={"Authorization": f"Bearer {self._secrets[who]}"})
 
+    @property
+    def planner(self) -> Planner:
+        return self._api.server.parts.planner
+
     async def metadata(self, namespace: str) -> dict[str, Any]:
         answer = await self("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
         found: dict[str, Any] = answer.json["metadata"]
@@ -44,6 +49,19 @@ class Lake:
 
     async def folder(self, namespace: str) -> Path:
         return Path((await self.metadata(namespace))["location"].removeprefix("file://"))
+
+    async def table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
+        """(the metadata file, its content) of a table `forged` in `mine` whose metadata file was not written by the
+        server, so that its name does not contain a digest."""
+        body = {"name": "forged", "schema": SCHEMA}
+        created = (await self("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
+        written = Path(created["metadata-location"].removeprefix("file://"))
+        path = written.with_name("v1.metadata.json")
+        path.write_bytes(written.read_bytes())
+        body = {"name": "forged", "metadata-location": f"file://{path}", "overwrite": True}
+        assert (await self("root", "POST", "/v1/namespaces/mine/register", body)).status == 200
+        self._api.server.parts.catalog.documents.cache.clear()
+        return path, created["metadata"]
 
     async def plan(self, who: str, namespace: str) -> Answer:
         return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
@@ -200,10 +218,8 @@ async def test_files_in_places_of_nobody_s_are_an_unconfined_writer_s_to_add(lak
 async def test_metadata_that_were_written_over_open_nothing_of_another_table(lake: Lake, kept: str | None) -> None:
     """A table's writers may write where its metadata file lies."""
     theirs = await lake.metadata("theirs")
-    body = {"name": "forged", "schema": SCHEMA}
-    created = (await lake("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
-    path = Path(created["metadata-location"].removeprefix("file://"))
-    path.write_text(json.dumps(theirs if kept is None else {**theirs, kept: created["metadata"][kept]}))
+    path, own = await lake.table_of_another_catalog()
+    path.write_text(json.dumps(theirs if kept is None else {**theirs, kept: own[kept]}))
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
     for route in ("files", "partitions"):
@@ -214,11 +230,10 @@ async def test_metadata_that_were_written_over_open_nothing_of_another_table(lak
 async def test_a_native_commit_goes_by_the_places_in_the_database_not_by_the_metadata_file(lake: Lake) -> None:
     """Who may write the table's folder may write another location, or path, into its metadata file."""
     theirs = await lake.metadata("theirs")
-    body = {"name": "forged", "schema": SCHEMA}
-    created = (await lake("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
-    path, own = Path(created["metadata-location"].removeprefix("file://")), created["metadata"]["location"]
-    forged = {**created["metadata"]["properties"], "write.data.path": f"{theirs['location']}/data"}
-    path.write_text(json.dumps({**created["metadata"], "properties": forged}))
+    path, metadata = await lake.table_of_another_catalog()
+    own = metadata["location"]
+    forged = {**metadata["properties"], "write.data.path": f"{theirs['location']}/data"}
+    path.write_text(json.dumps({**metadata, "properties": forged}))
 
     async def send(who: str, file: str) -> int:
         added = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
@@ -227,3 +242,37 @@ async def test_a_native_commit_goes_by_the_places_in_the_database_not_by_the_met
 
     assert await send("wendy", f"{theirs['location']}/data/{SECRET}.parquet") == 403
     assert await send("wendy", f"{own}/data/0.parquet") == 200
+
+
+async def test_a_refused_plan_leaves_no_view_that_the_rightful_table_would_use(lake: Lake) -> None:
+    """Views are cached by the path of the manifest list, and built by the specs of the table that asks first."""
+    folder = await lake.folder("theirs")
+    file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
+    made = manifest_list(folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)])
+    assert (await lake.commit("root", "theirs", 2, made)).status == 200
+    theirs = await lake.metadata("theirs")
+    path, own = await lake.table_of_another_catalog()
+    path.write_text(json.dumps({**theirs, **{name: own[name] for name in ("table-uuid", "location")}}))
+    before = lake.planner.stats().views
+    answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
+    assert answer.error[0] == 403
+    assert lake.planner.stats().views == before
+    assert "/data/2.parquet" in (await lake.plan("rita", "theirs")).raw.decode()
+    assert lake.planner.stats().views == before + 1
+
+
+@pytest.mark.parametrize("many", [1, 100])
+async def test_a_path_with_dots_behind_an_own_prefix_is_not_planned(lake: Lake, many: int) -> None:
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    made = manifest_list(
+        mine / "metadata" / "l.avro",
+        [manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)],
+    )
+    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    files = [file_of(f"file://{mine}/data/{number}.parquet", 1, 9) for number in range(many)]
+    dotted = file_of(f"file://{mine}/../../theirs/{theirs.name}/data/{SECRET}.parquet", 1, 9)
+    overwritten = manifest(mine / "metadata" / "own.avro", [*files, dotted], 7)
+    manifest_list(mine / "metadata" / "l.avro", [overwritten])
+    answer = await lake.plan("rita", "mine")
+    assert answer.error[0] == 403
+    assert SECRET not in answer.raw.decode()
