@@ -688,6 +688,7 @@ def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
 
 def _stable(message: str, warehouse: str) -> str:
     message = message.replace(warehouse, "<warehouse>").replace(warehouse.removeprefix("file://"), "<warehouse>")
+    message = re.sub(r"\.[0-9a-f]{40}\.metadata", ".<digest>.metadata", message)
     message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)
     message = re.sub(r"\b1[789]\d{11}\b", "<time>", message)
     message = re.sub(r"has 5\d{3} characters", "has 5… characters", message)  # the warehouse's own path is among them
