@@ -36,8 +36,8 @@ from bench import connect
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT, Answer, ask, files_in, write_table
-from seamark.connector.client.client import Explanation
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import Explanation
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.spark.session import catalog_conf, iceberg_jars, open_session, session_conf
 from tests.services.process import CACHE, REPO, ServiceFailed, free_port, http_ok, port_answers

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from seamark.metaserver.deferred import exports
 
 if TYPE_CHECKING:
-    from seamark.connector.client.client import At, SeamarkClient
+    from seamark.connector.client.client import SeamarkClient
     from seamark.connector.client.commits import CommitClient
     from seamark.connector.client.errors import Conflict, Refused
     from seamark.connector.client.indexes import IndexClient
+    from seamark.connector.client.values import At
     from seamark.connector.read.scans import scan
     from seamark.connector.write.appends import append, overwrite, overwrite_partitions
     from seamark.connector.write.upserts import delete, upsert

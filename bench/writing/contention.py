@@ -33,9 +33,10 @@ from bench.writing.session import served
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
 from seamark.connector.arrow.partitions import transformed
-from seamark.connector.client.client import CURRENT, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.read.scans import TaskReader, wanted_of
 from seamark.connector.read.tables import open_table, plan

@@ -32,7 +32,8 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import CATALOG, Lake, lake
 from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, create, kept, making, metadata_of, register
 from bench.writing.writers import AnswersDiffer, read_since, reads
-from seamark.connector.client.client import CURRENT, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table

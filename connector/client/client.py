@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -23,7 +21,18 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from seamark.connector.client.errors import ServerFailed, Unreachable, error_of
+from seamark.connector.client.names import Name, namespace_path, split_table, table_path
 from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
+from seamark.connector.client.values import (
+    CURRENT,
+    At,
+    Explanation,
+    Instant,
+    LoadedTable,
+    PlanTable,
+    explanation_of,
+    instant_of,
+)
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
@@ -33,126 +42,12 @@ _PAGE_NAMES = 1000
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10
 _RETRY_AFTER_MAX_S = 30
-_LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
-
-Name = str | Sequence[str]
-"""`db.t`, a dot within a level written `\\.`; or the levels and the table's name one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """Which snapshot: by at most one of these; the current one by none."""
-
-    snapshot_id: int | None = None
-    ref: str | None = None
-    as_of_ms: int | None = None
-
-    def given(self) -> dict[str, Any]:
-        named = {"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms}
-        return {name: value for name, value in named.items() if value is not None}
-
-
-CURRENT = At()
-
-
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """One thing that happened, see docs/reference/timeline.md. Pass `position` as `since` to read on from here."""
-
-    id: str
-    position: str
-    action: str
-    state: str
-    kind: str
-    namespace: tuple[str, ...]
-    name: str
-    uuid: str
-    requested_ms: int
-    completed_ms: int | None
-    who: str
-    snapshot_id: int | None
-    metadata_location: str | None
-    summary: dict[str, Any]
 
 
 class _LoadTableResult(msgspec.Struct, rename="kebab"):
     metadata: msgspec.Raw
     config: dict[str, str] = {}
     storage_credentials: list[dict[str, Any]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedTable:
-    """A table as engines load it. `metadata` is its JSON, with the snapshots that a branch or tag names, or all."""
-
-    metadata: bytes
-    location: str
-    storage: dict[str, str] = field(repr=False)
-    """How its files are reached: `s3.endpoint`, `s3.access-key-id`, …, as far as the server tells."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A step of a plan: files and bytes that came in and that are left."""
-
-    name: str
-    files_in: int
-    files_removed: int
-    files_left: int
-    bytes_in: int
-    bytes_removed: int
-    bytes_left: int
-    microseconds: int
-    complete: bool
-    """False where time was up: what was not checked is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """How a scan is planned. `filter` and residuals are Iceberg expressions in JSON."""
-
-    snapshot_id: int | None
-    stages: tuple[Stage, ...]
-    indexes: tuple[dict[str, Any], ...]
-    """Each index that was asked: its name, kind, files-in and files-removed."""
-    complete: bool
-    """False where time was up, or an index was not there in time: another plan may leave fewer files."""
-    files: int
-    bytes: int
-    records: int
-    delete_files: int
-    filter: Any
-    not_used: tuple[str, ...]
-    """Parts of the SQL that no expression can say."""
-    columns: tuple[dict[str, Any], ...]
-    residuals: tuple[dict[str, Any], ...]
-    residuals_complete: bool
-    kept: tuple[dict[str, Any], ...] | None
-    """The first of the files that are left; None where they were not asked for."""
-    joins: tuple[dict[str, Any], ...]
-    """As of `PlanTable`."""
-    json: dict[str, Any]
-    """The answer as it came."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTable:
-    """What a plan keeps of a table, as a table of its own."""
-
-    name: str | None
-    """In the namespace of the table; None where none was made, and the table is to be read by its own name."""
-    snapshot_id: int | None
-    expires_at_ms: int | None
-    """When the name is good no longer, by the server's clock."""
-    files: int
-    bytes: int
-    considered_files: int
-    """Of the snapshot."""
-    considered_bytes: int | None
-    """None where the server did not have to read all manifests."""
-    joins: tuple[dict[str, Any], ...] = ()
-    """What became of each join that was asked for, nested ones behind their parent: table, snapshot-id, keys, used, and
-    the reason where it was left out."""
 
 
 class SeamarkClient:
@@ -265,7 +160,7 @@ class SeamarkClient:
                 **({} if left is None else {"limit": left}),
             }
             answer = self._json("GET", path, asked)
-            yield from (_instant(one) for one in answer["instants"])
+            yield from (instant_of(one) for one in answer["instants"])
             if not answer["instants"] or answer["next-since"] is None:
                 return
             since = answer["next-since"]
@@ -284,7 +179,7 @@ class SeamarkClient:
 
     def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Names of the tables of one namespace, each with all its levels."""
-        for found in self._named(f"namespaces/{_levels(namespace)}/tables", "identifiers"):
+        for found in self._named(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
             yield (*found["namespace"], found["name"])
 
     def load_table(self, table: Name, *, history: bool = False) -> LoadedTable:
@@ -320,8 +215,8 @@ class SeamarkClient:
 
     def _standard_path(self, table: Name) -> str:
         """Of a table's routes in the standard; `table_path` is of our own."""
-        levels = _split(table)
-        return f"{self._catalog()}/namespaces/{_levels(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+        levels = split_table(table)
+        return f"{self._catalog()}/namespaces/{namespace_path(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
 
     # What is done with a filter
 
@@ -334,7 +229,9 @@ class SeamarkClient:
         while answer["status"] == "submitted":  # the server answers such a question when it can, or after a while
             answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}", {})
         if answer["status"] != "completed":
-            raise ServerFailed(f"The plan of {'.'.join(_split(table))} is {answer['status']}: {answer.get('error')}")
+            raise ServerFailed(
+                f"The plan of {'.'.join(split_table(table))} is {answer['status']}: {answer.get('error')}"
+            )
         yield answer
         left = list(answer.get("plan-tasks") or ())
         while left:
@@ -361,7 +258,7 @@ class SeamarkClient:
         body: dict[str, Any] = {**at.given(), "files": files}
         given = {"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None}
         body |= {name: value for name, value in given.items() if value is not None}
-        return _explanation(self._json("POST", f"{table_path(table)}/explain", {}, body))
+        return explanation_of(self._json("POST", f"{table_path(table)}/explain", {}, body))
 
     def plan_table(
         self,
@@ -533,82 +430,8 @@ def _retry(times: int, repeatable: bool) -> urllib3.Retry:
     )
 
 
-def table_path(table: Name) -> str:
-    """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
-    levels = _split(table)
-    return f"/api/v1/tables/{_levels(levels[:-1])}/{quote(levels[-1], safe='')}"
-
-
-def _split(table: Name) -> tuple[str, ...]:
-    levels = tuple(table) if not isinstance(table, str) else split_name(table)
-    if len(levels) < 2:
-        raise ValueError(f"{'.'.join(levels)!r} names no table: write its namespace, too, as in db.events")
-    return levels
-
-
-def _levels(namespace: Sequence[str]) -> str:
-    return quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
-
-
-def split_name(text: str) -> tuple[str, ...]:
-    """`a.b.t` → `("a", "b", "t")`; `a\\.b.t` → `("a.b", "t")`. ValueError for an empty level."""
-    levels, at = [], 0
-    while match := _LEVEL.match(text, at):
-        levels.append(re.sub(r"\\(.)", r"\1", match[0]))
-        at = match.end()
-        if at == len(text):
-            return tuple(levels)
-        if text[at] != ".":
-            break
-        at += 1
-    raise ValueError(f"{text!r} is no name: levels joined by dots, none empty; a dot within one is written \\.")
-
-
 def _joined(pages: Iterator[pa.Table]) -> pa.Table:
     found = list(pages)
     if len(found) == 1:
         return found[0]
     return pa.concat_tables([page.replace_schema_metadata(found[0].schema.metadata) for page in found])
-
-
-def _instant(json: Mapping[str, Any]) -> Instant:
-    return Instant(
-        id=json["id"],
-        position=json["position"],
-        action=json["action"],
-        state=json["state"],
-        kind=json["kind"],
-        namespace=tuple(json["namespace"]),
-        name=json["name"],
-        uuid=json["uuid"],
-        requested_ms=json["requested-ms"],
-        completed_ms=json.get("completed-ms"),
-        who=json["who"],
-        snapshot_id=json.get("snapshot-id"),
-        metadata_location=json.get("metadata-location"),
-        summary=json.get("summary", {}),
-    )
-
-
-def _explanation(json: dict[str, Any]) -> Explanation:
-    stages = tuple(
-        Stage(**{name.replace("-", "_"): value for name, value in stage.items()}) for stage in json["stages"]
-    )
-    return Explanation(
-        snapshot_id=json["snapshot-id"],
-        stages=stages,
-        indexes=tuple(json["indexes"]),
-        complete=json["complete"],
-        files=json["files"],
-        bytes=json["bytes"],
-        records=json["records"],
-        delete_files=json["delete-files"],
-        filter=json["filter"],
-        not_used=tuple(json["not-used"]),
-        columns=tuple(json["columns"]),
-        residuals=tuple(json["residuals"]),
-        residuals_complete=json["residuals-complete"],
-        kept=None if "kept" not in json else tuple(json["kept"]),
-        joins=tuple(json.get("joins", ())),
-        json=json,
-    )

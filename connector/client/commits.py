@@ -12,8 +12,9 @@ import random
 import time
 from typing import Any
 
-from seamark.connector.client.client import Name, SeamarkClient, table_path
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable, Unreachable
+from seamark.connector.client.names import Name, table_path
 
 Producer = tuple[str, int]
 """A name, and the number of a change among those that it makes."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from seamark.connector.client.client import Name, SeamarkClient, table_path
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.names import Name, table_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seamark.connector.client.client import At, LoadedTable, Name
 from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import Index, IndexClient
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At, LoadedTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.index.verification import Verdict, verify_index_file
 from seamark.connector.parquet.columns import Projection

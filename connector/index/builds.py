@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from seamark.connector.client.client import Name
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 from seamark.connector.parquet.columns import Projection

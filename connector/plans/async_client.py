@@ -20,8 +20,8 @@ import msgspec
 from yarl import URL
 
 from seamark.cache.memory import MemoryCache
-from seamark.connector.client.client import table_path
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, error_of
+from seamark.connector.client.names import table_path
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 

@@ -31,9 +31,11 @@ import pyroaring
 
 from seamark.connector.arrow.filters import Mask, check_filter, matching
 from seamark.connector.arrow.predicates import exactly
-from seamark.connector.client.client import CURRENT, At, Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import CURRENT, At
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import Projected, identified, parse_name_mapping
 from seamark.connector.parquet.row_groups import RowGroups

@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 
-from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At
 from seamark.connector.read.lineage import has_lineage
 from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from seamark.connector.client.client import CURRENT, At, SeamarkClient, split_name
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import split_name
+from seamark.connector.client.values import CURRENT, At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.read.scans import bound_filter

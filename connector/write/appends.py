@@ -24,9 +24,10 @@ import pyarrow.parquet as pq
 from seamark.connector.arrow.casting import Unwritable, conform
 from seamark.connector.arrow.partitions import Partition, column_at, places_of
 from seamark.connector.arrow.predicates import exactly
-from seamark.connector.client.client import Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, producer_named
 from seamark.connector.client.errors import Refused
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
 from seamark.connector.write.data_files import (

@@ -25,9 +25,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from seamark.connector.client.client import CURRENT, At, Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.names import Name
+from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.tables import open_table
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec

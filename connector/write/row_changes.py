@@ -13,9 +13,11 @@ from functools import partial
 from typing import Any
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_named
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.names import Name
+from seamark.connector.client.values import At
 from seamark.connector.read.tables import OpenTable, in_sql, open_table
 from seamark.connector.write.appends import WrittenFiles, commit
 from seamark.connector.write.delete_files import WrittenDeletes

@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.filters import plain_values
 from seamark.connector.arrow.partitions import transformed
-from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
+from seamark.connector.client.values import At
 from seamark.connector.read.scans import TaskReader, wanted_of
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of

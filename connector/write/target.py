@@ -16,8 +16,8 @@ import pyarrow as pa
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.partitions import Partition, Partitioner
 from seamark.connector.arrow.sort_order import Ordering
-from seamark.connector.client.client import LoadedTable
 from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import LoadedTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.read.lineage import LINEAGE, NAMES

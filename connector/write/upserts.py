@@ -27,8 +27,9 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.client import Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
+from seamark.connector.client.names import Name
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
 from seamark.connector.read.scans import TaskReader, bound_filter, wanted_of

@@ -13,7 +13,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from seamark.connector.client.client import At, Explanation, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.values import At, Explanation
 from seamark.metaserver.cli.connecting import connected, served_at
 from seamark.metaserver.cli.options import CONTEXT, settings_flags
 from seamark.metaserver.cli.terminal import open_console

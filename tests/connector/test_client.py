@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.client.client import At, SeamarkClient, split_name
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import (
     BadRequest,
     ClientError,
@@ -23,6 +23,8 @@ from seamark.connector.client.errors import (
     Unavailable,
     Unreachable,
 )
+from seamark.connector.client.names import split_name
+from seamark.connector.client.values import At
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
 from tests.planner.lakes.history import random_lake

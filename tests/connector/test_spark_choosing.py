@@ -8,8 +8,8 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.client import CURRENT
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table

@@ -11,7 +11,8 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 from trino.exceptions import TrinoQueryError
 
-from seamark.connector.client.client import CURRENT, At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.values import CURRENT, At
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 from tests.services.trino import BY_NAME, CATALOG, NEEDS_TRINO, Trino

@@ -12,8 +12,8 @@ from contextlib import closing
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from seamark.connector.client.client import At
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
 from seamark.connector.spark.session import connect
 from tests.connector.write.test_upserts import COLUMNS, held
 from tests.connector.write.test_upserts_history import SHAPES, play

@@ -18,8 +18,8 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
-from seamark.connector.client.client import Explanation
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import Explanation
 from seamark.connector.index.builds import ClusterFailed, GroupLimits, InProcess, build
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.spark.index_job import SparkWorkers

@@ -33,8 +33,9 @@ from pyiceberg.types import (
 )
 from pyspark.sql import SparkSession
 
-from seamark.connector.client.client import CURRENT, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append

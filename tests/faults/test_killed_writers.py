@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
 from seamark.connector.read.scans import scan
 from seamark.metaserver.wire import SEQUENCE_KEY
 from tests.connector.write.test_upserts import create

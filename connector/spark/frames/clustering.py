@@ -29,9 +29,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 
-from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.scans import ReadPlan, TaskReader, scan, wanted_of
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan

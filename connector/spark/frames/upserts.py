@@ -40,9 +40,11 @@ from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import transformed
-from seamark.connector.client.client import At, Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import Conflict
+from seamark.connector.client.names import Name
+from seamark.connector.client.values import At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table

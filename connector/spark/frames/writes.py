@@ -35,8 +35,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import conform
-from seamark.connector.client.client import Name, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer, producer_named
+from seamark.connector.client.names import Name
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change

@@ -25,8 +25,9 @@ import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
-from seamark.connector.client.client import CURRENT, At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
 from seamark.connector.read.scans import FILE, POSITION, ReadPlan, TaskReader, bound_filter, limited
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows

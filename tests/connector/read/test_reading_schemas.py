@@ -30,9 +30,10 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At
 from seamark.connector.read.scans import ReadPlan, TaskReader, scan
 from seamark.connector.read.tables import ScanTask
 from seamark.metaserver.iceberg.expressions.binding import bind

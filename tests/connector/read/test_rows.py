@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed
 from seamark.connector.client.row_answers import keys_stream, lookup_of
+from seamark.connector.client.values import At
 from tests.api.rest.stored import Stored
 from tests.connector.served import Served
 

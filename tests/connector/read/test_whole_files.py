@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.client import CURRENT
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert

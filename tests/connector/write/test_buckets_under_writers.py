@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.client.client import At
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import bucket_sizes, resize
 from seamark.connector.write.upserts import Report, upsert

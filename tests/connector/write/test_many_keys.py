@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.client import CURRENT
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.row_answers import Lookup
+from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import WrittenFiles, append, destination, write_batches
 from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.client import At
 from seamark.connector.client.errors import Conflict
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.client import CURRENT
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append, commit, write_batches

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.client import CURRENT, At
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY

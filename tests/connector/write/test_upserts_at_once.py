@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.client.client import CURRENT
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import BadRequest, Conflict, Refused, ServerFailed
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append

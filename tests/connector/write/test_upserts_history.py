@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
-from seamark.connector.client.client import At
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert

@@ -33,9 +33,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from seamark.connector.client.client import At, SeamarkClient
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.read.changes import changes, history
 from seamark.connector.read.scans import TaskReader, scan, wanted_of

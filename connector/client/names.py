@@ -1,0 +1,45 @@
+"""Names of tables, and their places in paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+
+_LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
+
+Name = str | Sequence[str]
+"""`db.t`, a dot within a level written `\\.`; or the levels and the table's name one by one."""
+
+
+def table_path(table: Name) -> str:
+    """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
+    levels = split_table(table)
+    return f"/api/v1/tables/{namespace_path(levels[:-1])}/{quote(levels[-1], safe='')}"
+
+
+def split_table(table: Name) -> tuple[str, ...]:
+    levels = tuple(table) if not isinstance(table, str) else split_name(table)
+    if len(levels) < 2:
+        raise ValueError(f"{'.'.join(levels)!r} names no table: write its namespace, too, as in db.events")
+    return levels
+
+
+def namespace_path(namespace: Sequence[str]) -> str:
+    return quote(NAMESPACE_SEPARATOR.join(namespace), safe="")
+
+
+def split_name(text: str) -> tuple[str, ...]:
+    """`a.b.t` → `("a", "b", "t")`; `a\\.b.t` → `("a.b", "t")`. ValueError for an empty level."""
+    levels, at = [], 0
+    while match := _LEVEL.match(text, at):
+        levels.append(re.sub(r"\\(.)", r"\1", match[0]))
+        at = match.end()
+        if at == len(text):
+            return tuple(levels)
+        if text[at] != ".":
+            break
+        at += 1
+    raise ValueError(f"{text!r} is no name: levels joined by dots, none empty; a dot within one is written \\.")
