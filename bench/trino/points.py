@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.write.appends import TARGET_BYTES, WrittenFiles, destination, write_batches
+from seamark.connector.write.appends import destination
+from seamark.connector.write.table_writer import TARGET_BYTES, WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from tests.services.seamark import Seamark
 

@@ -38,7 +38,8 @@ from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcess, build
-from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert

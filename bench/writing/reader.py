@@ -39,7 +39,8 @@ from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
 from seamark.connector.spark.session import read
-from seamark.connector.write.appends import WrittenFiles, destination, write_batches
+from seamark.connector.write.appends import destination
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 
 

@@ -30,7 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.write.appends import WrittenFiles, destination, write_batches
+from seamark.connector.write.appends import destination
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.appends import WrittenFiles, write_batches
 from seamark.connector.write.delete_files import WrittenDeletes, check_equality_deletes, write_equality_deletes
 from seamark.connector.write.latest_rows import Batch
 from seamark.connector.write.row_changes import NOTHING, Report, RowChange
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec

@@ -14,7 +14,8 @@ import numpy as np
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Conflict
-from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.write.row_locations import BatchKeys, FoundRows, LocatedKeys, locate
 from seamark.metaserver.iceberg.expressions.expression import TRUE

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.read.lineage import NAMES, has_lineage
-from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.appends import TableWriter, WrittenFiles
 from seamark.connector.write.row_locations import FoundRows
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 

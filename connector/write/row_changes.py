@@ -19,8 +19,9 @@ from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.read.tables import OpenTable, in_sql, open_table
-from seamark.connector.write.appends import WrittenFiles, commit
+from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
+from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json

@@ -29,7 +29,8 @@ from seamark.connector.arrow.partitions import transformed
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
 from seamark.connector.client.values import At
-from seamark.connector.read.scans import TaskReader, wanted_of
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

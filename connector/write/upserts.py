@@ -32,9 +32,10 @@ from seamark.connector.client.commits import Producer
 from seamark.connector.client.names import Name
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
-from seamark.connector.read.scans import TaskReader, bound_filter, wanted_of
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader, bound_filter
 from seamark.connector.read.tables import OpenTable, plan
-from seamark.connector.write.appends import Rows, WrittenFiles, batches_of, write_batches
+from seamark.connector.write.appends import Rows, batches_of
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_unlocated, unlocated
 from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, latest
@@ -42,6 +43,7 @@ from seamark.connector.write.read_conditions import check_unchanged
 from seamark.connector.write.rewrites import rewritten
 from seamark.connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, committed
 from seamark.connector.write.row_locations import RANGES_MAX, WAYS, BatchKeys, FoundRows, LocatedKeys, key_names, locate
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.files.parquet import Unreadable

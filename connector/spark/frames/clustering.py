@@ -35,14 +35,16 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
-from seamark.connector.read.scans import ReadPlan, TaskReader, scan, wanted_of
+from seamark.connector.read.read_plan import ReadPlan, wanted_of
+from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
 from seamark.connector.spark.types import for_spark, spark_type
-from seamark.connector.write.appends import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles, commit
+from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import Attributes, Clustering, Reached, cuts, ordered
 from seamark.connector.write.curves import CURVES, HILBERT
+from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.properties import as_int

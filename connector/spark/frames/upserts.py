@@ -49,7 +49,6 @@ from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table
 from seamark.connector.spark.frames.results import RESULT, result_of, results_of
-from seamark.connector.write.appends import WrittenFiles
 from seamark.connector.write.buckets import bucket_fields
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, unlocated
@@ -58,6 +57,7 @@ from seamark.connector.write.read_conditions import rows_changed
 from seamark.connector.write.rewrites import rewritten
 from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_takes_deletes, committed
 from seamark.connector.write.row_locations import SCAN, FoundRows, hashes_of, key_fields, key_names, record_index
+from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.connector.write.upserts import (
     COPY_ON_WRITE,

@@ -42,15 +42,9 @@ from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change
 from seamark.connector.spark.types import check_fits
-from seamark.connector.write.appends import (
-    APPEND,
-    OVERWRITE,
-    OVERWRITE_PARTITIONS,
-    WrittenFiles,
-    destination,
-    write_batches,
-)
+from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, destination
 from seamark.connector.write.row_changes import ATTEMPTS, Report
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import check_names
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN

@@ -29,7 +29,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
-from seamark.connector.read.scans import FILE, POSITION, ReadPlan, TaskReader, bound_filter, limited
+from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
+from seamark.connector.read.scans import TaskReader, bound_filter, limited
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.options import flag, server_of

@@ -33,15 +33,8 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.spark.frames.writes import decoded, encoded
 from seamark.connector.spark.source.options import flag, server_of
 from seamark.connector.spark.types import check_fits
-from seamark.connector.write.appends import (
-    APPEND,
-    OVERWRITE,
-    OVERWRITE_PARTITIONS,
-    Destination,
-    WrittenFiles,
-    destination,
-    write_batches,
-)
+from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, destination
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY

@@ -22,7 +22,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
-from seamark.connector.read.scans import FILE, POSITION, ReadCounts, ReadPlan, TaskReader, bound_filter, scan, wanted_of
+from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, wanted_of
+from seamark.connector.read.scans import TaskReader, bound_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, with_rows
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array
 from seamark.metaserver.iceberg.expressions.binding import bind

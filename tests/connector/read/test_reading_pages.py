@@ -11,7 +11,8 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcess, build
-from seamark.connector.read.scans import FILE, POSITION, scan
+from seamark.connector.read.read_plan import FILE, POSITION
+from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.write.test_upserts import create

@@ -34,7 +34,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
-from seamark.connector.read.scans import ReadPlan, TaskReader, scan
+from seamark.connector.read.read_plan import ReadPlan
+from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import ScanTask
 from seamark.metaserver.iceberg.expressions.binding import bind
 from seamark.metaserver.iceberg.expressions.sql import parse_sql

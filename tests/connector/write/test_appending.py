@@ -22,14 +22,8 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.write.appends import (
-    WrittenFiles,
-    append,
-    destination,
-    overwrite,
-    overwrite_partitions,
-    write_batches,
-)
+from seamark.connector.write.appends import append, destination, overwrite, overwrite_partitions
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.metaserver.wire import INDEX_FILES_MAX
 from tests.connector.served import Served
 

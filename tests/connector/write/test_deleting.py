@@ -20,7 +20,6 @@ from pyiceberg.table.puffin import PuffinFile
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.storage import Storage
 from seamark.connector.read.deleted_rows import Deletes
-from seamark.connector.write.appends import write_batches
 from seamark.connector.write.delete_files import (
     DeletedRows,
     WrittenDeletes,
@@ -28,6 +27,7 @@ from seamark.connector.write.delete_files import (
     write_deletes,
     write_equality_deletes,
 )
+from seamark.connector.write.table_writer import write_batches
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

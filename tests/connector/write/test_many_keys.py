@@ -12,8 +12,9 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.row_answers import Lookup
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import ScanTask, open_table
-from seamark.connector.write.appends import WrittenFiles, append, destination, write_batches
+from seamark.connector.write.appends import append, destination
 from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from tests.connector.write.test_upserts import BY_ID, create, rows
 

@@ -16,9 +16,10 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
-from seamark.connector.write.appends import append, commit, write_batches
+from seamark.connector.write.appends import append, commit
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served

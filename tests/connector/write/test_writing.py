@@ -17,9 +17,10 @@ from pyiceberg.table.locations import load_location_provider
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, index_data_files
-from seamark.connector.write.appends import TableWriter, WriteLimits, WrittenFiles, batches_of, write_batches
+from seamark.connector.write.appends import batches_of
 from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.locations import data_location, partition_path
+from seamark.connector.write.table_writer import TableWriter, WriteLimits, WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -299,7 +300,7 @@ def test_a_column_that_an_index_has_no_keys_of_fails_no_write(tmp_path: Path, mo
     def broken(*_: object) -> Any:
         raise ValueError("no keys today")
 
-    monkeypatch.setattr("seamark.connector.write.appends.keys_of_term", broken)
+    monkeypatch.setattr("seamark.connector.write.table_writer.keys_of_term", broken)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert written.rows == 10
     assert written.index_files == ()

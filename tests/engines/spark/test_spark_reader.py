@@ -39,7 +39,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.index.builds import InProcess, build
 from seamark.connector.read.changes import changes, history
-from seamark.connector.read.scans import TaskReader, scan, wanted_of
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.spark import reader_choice as choosing
 from seamark.connector.spark.session import connect, read

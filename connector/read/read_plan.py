@@ -1,0 +1,97 @@
+"""What a scan reads of each file: columns, filter and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.fs
+
+from seamark.connector.arrow.filters import check_filter
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.read.lineage import LINEAGE, NAMES
+from seamark.connector.read.tables import OpenTable
+from seamark.metaserver.iceberg.expressions.arrow import plain_type
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+
+FILE, POSITION = "_file", "_pos"
+"""Metadata columns (Iceberg spec: "Reserved Field IDs"): the path of the data file, and the position of the row in it.
+The columns of row lineage are also metadata columns. A table's column with such a name takes precedence."""
+BATCH_ROWS = 65_536
+NAME_MAPPING = "schema.name-mapping.default"
+METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass
+class ReadCounts:
+    """The work of a scan so far."""
+
+    files: int = 0
+    row_groups: int = 0
+    row_groups_skipped: int = 0
+    """Row groups of read files of which no column, or only columns of the filter and of deletes, were read."""
+    row_groups_by_pages: int = 0
+    """Row groups of which only some pages were read, except for columns of the filter and of deletes."""
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What to read of each task. Picklable. `where` is bound to `schema`; `metadata` is the table's.
+
+    `names`: columns of the schema and metadata columns, in the order of the result. With `positions`, the row positions
+    follow as a last column, int64; unlike `_pos`, it cannot be confused with a column of the table.
+    """
+
+    metadata: TableMetadata
+    schema: Schema
+    names: tuple[str, ...]
+    where: Expression = TRUE
+    positions: bool = False
+
+    def __post_init__(self) -> None:
+        """BadRequest for an unknown column, or a column or filter of an unsupported type."""
+        known = {field.name for field in self.schema.fields}
+        for name in self.names:
+            if name not in known and name not in METADATA_COLUMNS:
+                raise BadRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(known))}")
+        if len(set(self.names)) != len(self.names):
+            raise BadRequest(f"A column is named twice: {', '.join(self.names)}")
+        try:
+            check_filter(self.where)
+            _ = self.arrow
+        except ValueError as error:
+            raise BadRequest(f"Cannot read this: {error}") from None
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The fields of the table's columns among `names`."""
+        by_name = {field.name: field for field in self.schema.fields}
+        return [by_name[name] for name in self.names if name in by_name]
+
+    @cached_property
+    def lineage(self) -> list[Field]:
+        """The fields of the columns of row lineage among `names`."""
+        known = {field.name for field in self.fields}
+        return [field for field in LINEAGE if field.name in self.names and field.name not in known]
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        kinds = METADATA_COLUMNS | {field.name: plain_type(field.type) for field in self.fields}
+        fields = [pa.field(name, kinds[name]) for name in self.names]
+        return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
+
+
+def wanted_of(
+    table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
+) -> ReadPlan:
+    """The read plan for these columns; for None, all columns."""
+    names = [field.name for field in table.schema.fields] if columns is None else columns
+    return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

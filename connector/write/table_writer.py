@@ -1,0 +1,340 @@
+"""Writes Arrow batches as data files and index files of a table.
+
+`TableWriter` runs wherever Arrow batches are: in a Spark task or in this process. It buffers rows by partition until
+they fill a row group, with one memory limit for all partitions, and sorts them if the table has a sort order. `close`
+returns the files. Files become visible with the commit that adds them; a writer that dies leaves unreferenced files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seamark.connector.arrow.casting import conform
+from seamark.connector.arrow.partitions import Partition, column_at, places_of
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.files import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
+from seamark.connector.write.data_files import (
+    ROW_GROUP_BYTES,
+    ROW_GROUP_BYTES_DEFAULT,
+    FileWriter,
+    data_file,
+    data_file_writer,
+    writer_options,
+)
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.wire import INDEX_FILES_MAX
+
+TARGET_BYTES = "write.target-file-size-bytes"
+TARGET_BYTES_DEFAULT = 512 << 20
+_SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
+"""Bounds of the part of a batch that is partitioned and buffered at a time."""
+_SAMPLE_BYTES = 4 << 20
+_BATCH_BYTES = 4 << 10
+"""Memory of a batch in addition to its values."""
+_INDEX_ROWS = 8_000_000
+"""Rows of the data files that an index file covers."""
+
+
+@dataclass(frozen=True)
+class WriteLimits:
+    """Limits of one writer. `buffered_bytes`: Arrow data that is not yet in files. `open_files`: files that are being
+    written. `index_bytes`: indexed columns of open files; beyond this, they are read again from the finished file."""
+
+    buffered_bytes: int = 512 << 20
+    open_files: int = 64
+    index_bytes: int = 128 << 20
+
+
+DEFAULT_LIMITS = WriteLimits()
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """Files for a commit: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`. `skipped`:
+    (path, reason) of data files for which an index could not be built; an indexer tries again later."""
+
+    files: tuple[dict[str, Any], ...] = ()
+    index_files: tuple[dict[str, Any], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(file["record-count"] for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file["file-size-in-bytes"] for file in self.files)
+
+    @staticmethod
+    def joined(parts: Iterable[WrittenFiles]) -> WrittenFiles:
+        """The files of several tasks, for one commit."""
+        results = list(parts)
+        return WrittenFiles(
+            tuple(file for result in results for file in result.files),
+            tuple(file for result in results for file in result.index_files),
+            tuple(skip for result in results for skip in result.skipped),
+        )
+
+    def with_allowed_indexes(self, storage: Storage) -> WrittenFiles:
+        """At most the index files that a commit may add, because an index must not fail a write. The others are
+        deleted; an indexer builds them later."""
+        WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
+        return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
+
+    def discard(self, storage: Storage) -> None:
+        """Deletes all files; ignores errors of the storage. Only for files that no commit has added or can still
+        add."""
+        for location in [*(file["file-path"] for file in self.files), *(file["location"] for file in self.index_files)]:
+            with suppress(OSError):
+                storage.delete(location)
+
+
+def write_batches(
+    target: WriteTarget, batches: Iterable[pa.RecordBatch], *, limits: WriteLimits = DEFAULT_LIMITS
+) -> WrittenFiles:
+    """Writes the rows as durable data files and index files. On any error, the written files are deleted.
+
+    Unwritable if rows do not fit the table.
+    """
+    with TableWriter(target, limits) as writer:
+        for batch in batches:
+            writer.write(batch)
+        return writer.close()
+
+
+@dataclass
+class _PartitionBuffer:
+    """One partition: the buffered rows and the open file."""
+
+    partition: Partition
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    file: FileWriter | None = None
+    indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
+    """The indexed columns of each row group of the file; None if they exceeded `index_bytes`."""
+    indexed_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Approximate memory; for many small batches it is more than their values."""
+        return self.waiting_bytes + len(self.waiting) * _BATCH_BYTES
+
+    @property
+    def written_bytes(self) -> int:
+        return self.file.size_bytes if self.file is not None else 0
+
+
+class TableWriter:
+    """Writes batches of any partitions in any order. As a context manager, it deletes its files on an exception."""
+
+    def __init__(self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS) -> None:
+        self._target, self._limits = target, limits
+        self._file_bytes = max(1, as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT))
+        row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
+        self._row_group_bytes = min(row_group, self._file_bytes)
+        self._buffers: dict[str, _PartitionBuffer] = {}
+        """By the partition's `repr`: 0.0 and -0.0 are different, all NaN are equal."""
+        self._open: dict[str, _PartitionBuffer] = {}
+        """Partitions with an open file."""
+        self._held_bytes = self._indexed_bytes = 0
+        self._ratio: float | None = None
+        """Bytes in a file for each byte of Arrow data; None until it is measured."""
+        self._files: list[dict[str, Any]] = []
+        self._indexes = _IndexBuilder(target.indexes)
+        column_ids = {term.column_id for task in target.indexes for term in task.definition.terms}
+        self._indexed = {column_id: places_of(column_id, target.schema) for column_id in column_ids}
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Unwritable if rows do not fit the table."""
+        if not batch.num_rows:
+            return
+        bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
+        rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+            for partition, chosen in self._target.partitioner.split(conformed):
+                self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
+            if self._held_bytes > self._limits.buffered_bytes:
+                self._make_room()
+
+    def _add(self, partition: Partition, rows: pa.RecordBatch) -> None:
+        key = repr(partition)
+        buffer = self._buffers.setdefault(key, _PartitionBuffer(partition))
+        self._held_bytes -= buffer.held_bytes
+        buffer.waiting.append(rows)
+        buffer.waiting_bytes += rows.nbytes
+        self._held_bytes += buffer.held_bytes
+        if self._should_flush(buffer):
+            self._flush(key, buffer)
+
+    def _make_room(self) -> None:
+        """Flushes the largest partitions until at most half of the memory limit is used."""
+        for key, buffer in sorted(self._buffers.items(), key=lambda item: item[1].held_bytes, reverse=True):
+            if self._held_bytes <= self._limits.buffered_bytes // 2:
+                return
+            self._flush(key, buffer)
+
+    def _should_flush(self, buffer: _PartitionBuffer) -> bool:
+        """Whether the buffered rows fill a row group, or the rest of the file."""
+        room = self._file_bytes - buffer.written_bytes
+        if self._target.ordering is None:  # with an ordering, all rows of a file are sorted together
+            room = min(room, self._row_group_bytes)
+        if buffer.waiting_bytes * (self._ratio or 1.0) < room:
+            return False
+        if self._ratio is None:
+            self._ratio = self._measure_ratio(buffer.waiting)
+        return buffer.waiting_bytes * self._ratio >= room
+
+    def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
+        """File bytes for each byte of Arrow data, measured by writing a sample into memory."""
+        sample, size = [], 0
+        for batch in batches:
+            sample.append(batch)
+            size += batch.nbytes
+            if size >= _SAMPLE_BYTES:
+                break
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, self._target.arrow, **writer_options(self._target.properties)) as writer:
+            writer.write_table(pa.Table.from_batches(sample))
+        return max(0.001, float(sink.tell()) / max(1, size))
+
+    def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
+        """Writes the buffered rows to the partition's file; closes the file if it is full or the table has an
+        ordering."""
+        if not buffer.waiting:
+            return
+        rows = pa.Table.from_batches(buffer.waiting, self._target.arrow)
+        self._held_bytes -= buffer.held_bytes
+        buffer.waiting, buffer.waiting_bytes = [], 0
+        if self._target.ordering is not None:
+            rows = self._target.ordering.sorted(rows)
+        if buffer.file is None:
+            if len(self._open) >= self._limits.open_files:
+                self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
+            buffer.file = data_file_writer(self._target, self._target.new_location(buffer.partition))
+            self._open[key] = buffer
+        self._write(buffer, buffer.file, rows)
+        if self._target.ordering is not None or buffer.written_bytes >= self._file_bytes:
+            self._close_file(key, buffer)
+
+    def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
+        before = file.size_bytes
+        # A sorted file is written in one call; its row groups still have the usual size.
+        groups = 1
+        if self._ratio is not None:
+            groups = max(1, round(rows.nbytes * self._ratio / self._row_group_bytes))
+        step = max(1, -(-rows.num_rows // groups))
+        for start in range(0, rows.num_rows, step):
+            file.write(rows.slice(start, step))
+        if rows.nbytes >= _SAMPLE_BYTES:
+            self._ratio = (file.size_bytes - before) / rows.nbytes
+        if buffer.indexed is not None and self._indexed:
+            columns = {column_id: column_at(rows, path) for column_id, path in self._indexed.items()}
+            size = sum(column.nbytes for column in columns.values())
+            buffer.indexed.append(columns)
+            buffer.indexed_bytes += size
+            self._indexed_bytes += size
+            if self._indexed_bytes > self._limits.index_bytes:
+                self._indexed_bytes -= buffer.indexed_bytes
+                buffer.indexed, buffer.indexed_bytes = None, 0
+
+    def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
+        """Closes the partition's file. Buffered rows go to the next file."""
+        assert buffer.file is not None
+        file = data_file(buffer.file, self._target, buffer.partition)
+        self._files.append(file)
+        del self._open[key]
+        indexed = buffer.indexed
+        self._indexed_bytes -= buffer.indexed_bytes
+        buffer.file, buffer.indexed, buffer.indexed_bytes = None, [], 0
+        if not buffer.waiting:
+            del self._buffers[key]
+        self._indexes.add(file, indexed)
+
+    def cut(self) -> None:
+        """Closes all files; later rows go to new files."""
+        while self._buffers:
+            key, buffer = next(iter(self._buffers.items()))
+            self._flush(key, buffer)
+            if key in self._open:
+                self._close_file(key, buffer)
+
+    def close(self) -> WrittenFiles:
+        """Closes all files and returns the written files."""
+        self.cut()
+        index_files, skipped = self._indexes.close()
+        return WrittenFiles(tuple(self._files), index_files, skipped)
+
+    def abort(self) -> None:
+        """Deletes the written files; ignores errors of the storage. Never raises."""
+        for buffer in self._open.values():
+            if buffer.file is not None:
+                buffer.file.abort()
+        self._buffers.clear()
+        self._open.clear()
+        WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
+
+
+class _IndexBuilder:
+    """Index files of a writer's data files: one for each definition, or several for many rows.
+
+    An index that cannot be built does not fail the write: the data file is reported as skipped and stays uncovered.
+    """
+
+    def __init__(self, tasks: Sequence[IndexTask]) -> None:
+        self._tasks = tasks
+        self._files: list[list[DataFile]] = [[] for _ in tasks]
+        self._indexes_built: list[list[Any]] = [[] for _ in tasks]
+        self._skipped: list[tuple[str, str]] = []
+        self.written: list[dict[str, Any]] = []
+
+    def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
+        """Indexes a data file. `columns`: those of its row groups, by id; None: read them from the file."""
+        entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
+        for number, task in enumerate(self._tasks):
+            try:
+                if columns is None:
+                    keys = keys_of_file(task, entry)
+                else:
+                    keys = [
+                        keys_of_term(term, _joined([group[term.column_id] for group in columns]))
+                        for term in task.definition.terms
+                    ]
+                self._indexes_built[number].append(built(task.definition, keys))
+            except (Unreadable, ValueError, Corrupt) as error:
+                self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
+                continue
+            self._files[number].append(entry)
+            if sum(data_file_entry.records for data_file_entry in self._files[number]) >= _INDEX_ROWS:
+                self._write(number)
+
+    def _write(self, number: int) -> None:
+        written = write_index_file(self._tasks[number], self._files[number], self._indexes_built[number])
+        self._files[number], self._indexes_built[number] = [], []
+        if written.location is not None:
+            self.written.append({"location": written.location, "size-in-bytes": written.size_bytes})
+
+    def close(self) -> tuple[tuple[dict[str, Any], ...], tuple[tuple[str, str], ...]]:
+        for number in range(len(self._tasks)):
+            self._write(number)
+        return tuple(self.written), tuple(self._skipped)
+
+
+def _joined(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for group in groups for chunk in group.chunks], groups[0].type)
