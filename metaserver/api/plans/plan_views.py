@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
 from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Place, Reader
 from seamark.metaserver.deferred import Deferred
@@ -120,12 +121,19 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewAnswer:
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != body.metadata_location:
         raise NoSuchView(f"View has changed since it was read: {show(namespace, name)}; load it again")
+    check_author(call.caller, view.metadata)
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
     if len(body.predicate) > _IN_THREAD_CHARACTERS:
-        await asyncio.to_thread(sql.parse_sql, body.predicate, schema)
+        parsed = await asyncio.to_thread(sql.parse_sql, body.predicate, schema)
     else:
-        sql.parse_sql(body.predicate, schema)
+        parsed = sql.parse_sql(body.predicate, schema)
+    if parsed.unused and borrows_rights(view.metadata):
+        # A subquery or a function would run with the rights of the view's owner.
+        raise BadRequest(
+            f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
+            f"{parsed.unused[0][:200]}"
+        )
     lease_s = granted_s(body.lease_s, call.app[SETTINGS])
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, places, body.predicate, lease_s, call.principal.name, reader)

@@ -34,6 +34,18 @@ def borrows_rights(metadata: ViewMetadata) -> bool:
     return any(determines_rights(key) for key in metadata.properties)
 
 
+def check_author(caller: Caller, metadata: ViewMetadata) -> None:
+    """Forbidden when `caller` may not write the text of a view that runs with the rights of another user."""
+    if caller.names_owners:
+        return
+    for key, value in metadata.properties.items():
+        if determines_rights(key) and value != caller.who:
+            raise Forbidden(
+                f"{caller.who} may not write a text that runs with the rights of {value[:100]!r}. For engines that act "
+                "for many users, the operator sets trusted_engines"
+            )
+
+
 def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
     """The digest of a view's content and of the location of its metadata file. It is stored in the database, because
     the view's writers can overwrite the file, to change the owner, or the text of a view with another owner."""

@@ -326,3 +326,25 @@ async def test_making_one_needs_the_right_to_change_the_view_and_to_read_the_tab
         for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
             answer = await who[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
             assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"
+
+
+async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tmp_path: Path) -> None:
+    secrets, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, grant in {"root": Grant("root", "admin"), "wendy": Grant("wendy", "writer", ("db",))}.items():
+            secrets[name] = await create_token(store, clock, name, None, [grant])
+    async with running(tmp_path, auth="token") as server:
+        root, wendy = (As(server, secrets[name]) for name in ("root", "wendy"))
+        await root.table()
+        await append(root, "t", tens(30), snapshot_id=1, manifests=3)
+        subquery = '"id" = 5 OR id IN (SELECT id FROM theirs.secret)'
+        for owner, may_write in (("anna", False), ("wendy", True), (None, True)):
+            properties = {} if owner is None else {"trino.run-as-owner": owner}
+            await root.view(**{"view-version": version(), "properties": properties})
+            body = await asked(root)
+            assert (await root("POST", f"{OWN}/v/plan-views", body)).status == 200
+            assert (await wendy("POST", f"{OWN}/v/plan-views", body)).status == (200 if may_write else 403)
+            # Without an owner the text runs with the rights of its reader.
+            answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": subquery})
+            assert answer.status == (200 if owner is None else 400), answer.raw
+            assert (await root("DELETE", f"{VIEWS}/v")).status == 204
