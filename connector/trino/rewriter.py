@@ -58,7 +58,7 @@ _TOO_MANY = "plans keep too many of the files"
 _VAIN_S = 5.0
 """How long a statement without a useful plan is sent unchanged: dashboards repeat their statements."""
 _VAIN_BYTES = 4 << 20
-_DENIED_BYTES = 1 << 20
+_FAILING_BYTES = 1 << 20
 DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
@@ -118,10 +118,9 @@ class Rewriter:
         self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
         self._seamark = Breaker()
-        self._trino = Breaker()
-        """For reading plan snapshots, which may fail in Trino."""
-        self._denied: MemoryCache[int, Breaker] = MemoryCache(_DENIED_BYTES)
-        """For senders whose access is denied, by `Rewriting.who`: other senders and other columns may be allowed."""
+        self._failing: MemoryCache[int, Breaker] = MemoryCache(_FAILING_BYTES)
+        """For statements that fail in Trino because of their plans, by `Rewriting.who`. Others may be allowed, and a
+        sender must not be able to stop the plans of others."""
         self._withdrawing = Withdrawing(seamark.lease)
         self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)
@@ -192,26 +191,23 @@ class Rewriter:
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
     def worked(self, rewriting: Rewriting) -> None:
-        self._trino.succeeded()
-        if (breaker := self._denied.get(rewriting.who)) is not None:
+        if (breaker := self._failing.get(rewriting.who)) is not None:
             breaker.succeeded()
 
     def failed(self, rewriting: Rewriting, name: str, message: str) -> None:
         """The statement failed in Trino or by its access rules. A plan was the cause if the message names a plan or one
         of its files."""
-        if name == FORBIDDEN or (name == DENIED and rewriting.used.views):
-            breaker = self._denied.get(rewriting.who) or Breaker()
-            self._denied.put(rewriting.who, breaker, 0)
-            breaker.failed()
-            return
+        denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
         named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
-        if named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
-            self._trino.failed()
+        if denied or named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
+            breaker = self._failing.get(rewriting.who) or Breaker()
+            self._failing.put(rewriting.who, breaker, 0)
+            breaker.failed()
 
     @property
     def open_breakers(self) -> list[str]:
-        """The parties that failed too often: seamark (plan tables are not made), trino (they are not read)."""
-        return [name for name, breaker in (("seamark", self._seamark), ("trino", self._trino)) if breaker.is_open]
+        """The parties that failed too often: seamark, so that no plans are requested."""
+        return ["seamark"] if self._seamark.is_open else []
 
     async def _within(self, text: StatementText, session: Session, until_s: float) -> Rewriting:
         if not self._seamark.may_ask():
@@ -251,11 +247,9 @@ class Rewriter:
         if len(places) + len(looked) > SCANS_MAX:
             return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
         who = hash((session.who, frozenset((place.table, place.scan.named) for place in numbered.values())))
-        denied = self._denied.get(who)
-        if denied is not None and not denied.may_ask():
-            return Rewriting(None, "unchanged; Trino's rules forbade its plans, as of lately")
-        if not self._trino.may_ask():
-            return Rewriting(None, "unchanged; Trino failed lately to read plans")
+        failing = self._failing.get(who)
+        if failing is not None and not failing.may_ask():
+            return Rewriting(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
         partners = joining.partners(tables, known)
         for view in looked:
             partners |= view.partners

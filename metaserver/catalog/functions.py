@@ -14,7 +14,7 @@ from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
-from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, SeamarkError
+from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, ObjectExists, SeamarkError
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation, SwapPointer
@@ -104,8 +104,8 @@ class Functions:
             await self._parts.transact(
                 [claim, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
             )
-        except CommitUnknown:
-            raise
+        except (CommitUnknown, ObjectExists):
+            raise  # an existing file belongs to another function
         except SeamarkError:
             with contextlib.suppress(SeamarkError):  # leaves an orphan; the client must receive the first error
                 await self._parts.objects.delete(location)

@@ -22,6 +22,7 @@ from seamark.metaserver.errors import (
     CommitUnknown,
     Corrupt,
     Forbidden,
+    ObjectExists,
     SeamarkError,
 )
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
@@ -221,8 +222,8 @@ class Views:
         try:
             await self._parts.objects.create(path, encode_view(metadata))
             await self._parts.transact(operations)
-        except CommitUnknown:
-            raise
+        except (CommitUnknown, ObjectExists):
+            raise  # an existing file belongs to another view
         except (SeamarkError, IdempotencyTaken):
             try:
                 await self._parts.objects.delete(path)

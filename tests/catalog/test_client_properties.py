@@ -33,6 +33,8 @@ STEERING = (
     *("uri", "warehouse", "prefix", "jdbc.user", "hive.metastore.uris", "glue.endpoint", "dynamodb.endpoint"),
     *("gcs.service.host", "gcs.oauth2.token", "adls.account-host", "adls.sas-token.x", "hf.endpoint", "hdfs.host"),
     *("oss.endpoint", "kms.endpoint", "azure.keyvault.url", "gcp.bigquery.project-id", "fs.s3a.endpoint"),
+    *("parquet.crypto.factory.class", "parquet.encryption.kms.instance.url", "parquet.encryption.kms.client.class"),
+    *("orc.key.provider", "adlfs.connection-string"),
     *("S3.Signer.URI", " s3.signer.uri", "s3.signer.uri ", "\ts3.endpoint", "PY-IO-IMPL", "\uff53\uff13.endpoint"),
 )
 ORDINARY = (

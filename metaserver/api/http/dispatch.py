@@ -121,7 +121,9 @@ class Call:
         return await key_of(self._request)
 
     def allow(self, *namespaces: NamespacePath) -> None:
-        """Forbidden unless the caller may do this operation in each of `namespaces`; the empty path is the catalog."""
+        """Forbidden unless the caller may do this operation in each of `namespaces`. The empty path is the catalog."""
+        if not namespaces:
+            raise RuntimeError(f"{self._route.operation} checks the right in no namespace")
         authorizer = self.app[AUTHORIZER]
         for namespace in namespaces:
             authorizer.require(self.principal, self._route.operation, namespace)

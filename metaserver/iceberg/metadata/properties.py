@@ -36,13 +36,16 @@ _CLIENT_FAMILIES = frozenset(
     (
         *("s3", "s3a", "s3n", "s3tables", "client", "aws", "glue", "dynamodb", "lakeformation", "kms", "sts"),
         *("gcs", "gcp", "gs", "adls", "azure", "abfs", "abfss", "wasb", "wasbs", "oss", "aliyun", "dlf", "cos", "obs"),
-        *("ecs", "dell", "hf", "hdfs", "fs", "hadoop", "dfs", "hive", "jdbc", "bigquery"),
+        *("adlfs", "ecs", "dell", "hf", "hdfs", "fs", "hadoop", "dfs", "hive", "jdbc", "bigquery"),
         *("rest", "http", "https", "http-client", "proxy", "header", "headers", "ssl", "tls", "signer", "io"),
         *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
     )
 )
 """First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores."""
-_CLIENT_PREFIXES = ("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms")
+_CLIENT_PREFIXES = (
+    *("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms"),
+    *("parquet.crypto.", "parquet.encryption.kms.", "orc.key.provider", "orc.kms"),
+)
 _CLIENT_KEYS = frozenset(
     ("uri", "url", "warehouse", "prefix", "scope", "audience", "resource", "botocore_session", "catalog-backend")
 )
