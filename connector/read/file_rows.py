@@ -31,7 +31,7 @@ _ColumnPath = tuple[int, tuple[int, ...]]
 
 
 @dataclass
-class FileRows:
+class FileRowReader:
     """Reads the rows of one open file."""
 
     read_plan: ReadPlan

@@ -33,7 +33,7 @@ from seamark.connector.client.values import CURRENT, At
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import parse_name_mapping
 from seamark.connector.read.deleted_rows import Deletes
-from seamark.connector.read.file_rows import FileRows, partition_of, spec_of
+from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
 from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, wanted_of
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, with_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
@@ -145,7 +145,7 @@ class TaskReader:
             return
         with _naming_file(task.path), _open_file(task, self._storage) as (file, pages):
             self.counts.files += 1
-            rows = FileRows(self._read_plan, task, where, file, pages, self._mapping, self._deletes, self._threads)
+            rows = FileRowReader(self._read_plan, task, where, file, pages, self._mapping, self._deletes, self._threads)
             for batch in _coalesced(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sqlite3
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
+from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.publication import Publisher, open_publisher
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.errors import CommitUnknown, RetryLater, StorageError
+from seamark.metaserver.iceberg.views.view import decode_view
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings import Settings
@@ -23,6 +28,25 @@ from seamark.metaserver.store.operations import Operation, SwapPointer
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import open_timeline
 from tests.access.keyrings import fixed_keyring
+
+
+def name_freely(location: str) -> Path:
+    """Gives the current metadata file of a table or view a name without a digest, as if another catalog had written
+    it; the new path."""
+    old = Path(location.removeprefix("file://"))
+    path = old.with_name(f"{old.name[:5]}-{uuid.uuid4()}.metadata.json")
+    path.write_bytes(old.read_bytes())
+    home = next(parent for parent in path.parents if (parent / "seamark.db").exists())
+    new = f"file://{path}"
+    with sqlite3.connect(home / "seamark.db") as database:
+        database.execute("UPDATE entries SET metadata_location = ? WHERE metadata_location = ?", (new, location))
+        if "view-uuid" in json.loads(path.read_bytes()):
+            metadata = decode_view(path.read_bytes(), new)
+            prints = fingerprint_of(metadata, new), fingerprint_of(metadata, location)
+            database.execute("UPDATE instants SET fingerprint = ? WHERE fingerprint = ?", prints)
+    database.close()
+    return path
+
 
 CALLER = Caller(who="tester", request_id="test")
 SCHEMA: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
@@ -16,7 +17,7 @@ from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.locations import location_key, parse_location
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig
 from tests.catalog.test_confinement import VERSION
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -203,7 +204,7 @@ async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -
         key = location_key(parse_location(f"{place}/inner"))
         connection.execute("INSERT INTO claims VALUES (?, ?, 0)", (key, inner.uuid))
     live, own = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
-    path = Path(parse_location(outer.metadata_location).file_path)
+    path = name_freely(outer.metadata_location)
     document = json.loads(path.read_text())
     document["statistics"] = [
         {
@@ -223,7 +224,7 @@ async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -
         row = (await it.catalog.dropped.list(("a",), None, None)).items[0]
         await it.catalog.dropped.purge(CALLER, row.id)
         assert await it.objects.exists(live)
-        for file in (own, outer.metadata_location):
+        for file in (own, f"file://{path}"):
             assert not await it.objects.exists(file)
 
 
@@ -233,20 +234,23 @@ async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed
         created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert await it.catalog.owned_location(("a",), "mine")
         assert created.entry is not None
-        path = Path(parse_location(created.entry.metadata_location).file_path)
+        path = name_freely(created.entry.metadata_location)
         path.write_text(json.dumps({**json.loads(path.read_text()), "location": theirs}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
             await it.catalog.owned_location(("a",), "forged")
 
 
-async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moved", [False, True])
+async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_deleted(
+    tmp_path: Path, moved: bool
+) -> None:
     async with rig(tmp_path) as it:
         theirs = await prepared(it)
         victim = (await it.catalog.tables.load(("b",), "moved")).entry
         forged = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
         assert victim is not None
         assert forged.entry is not None
-        path = Path(parse_location(forged.entry.metadata_location).file_path)
+        path = name_freely(forged.entry.metadata_location)
         document = json.loads(path.read_text())
         document["properties"] = {
             "write.metadata.path": f"{forged.metadata.location}/metadata",
@@ -254,9 +258,11 @@ async def test_a_metadata_log_that_was_written_over_has_nothing_of_anothers_dele
             "write.metadata.previous-versions-max": "1",
         }
         log = [{"timestamp-ms": document["last-updated-ms"], "metadata-file": victim.metadata_location}]
-        path.write_text(json.dumps({**document, "location": theirs, "metadata-log": log}))
+        location = theirs if moved else document["location"]
+        path.write_text(json.dumps({**document, "location": location, "metadata-log": log}))
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
-        await it.commits.commit_table(CONFINED, ("a",), "forged", [], [set_property])
+        with pytest.raises(Forbidden) if moved else contextlib.nullcontext():
+            await it.commits.commit_table(CONFINED, ("a",), "forged", [], [set_property])
         await asyncio.sleep(0.5)
         assert await it.objects.exists(victim.metadata_location)
 
@@ -382,7 +388,7 @@ async def test_a_view_whose_file_was_written_over_with_anothers_is_neither_serve
         seen = (await views.load(("a",), "view")).entry
         assert victim is not None
         claims = await it.store.claims(victim.uuid)
-        path = Path(parse_location(seen.metadata_location).file_path)
+        path = name_freely(seen.metadata_location)
         forged = {**json.loads(path.read_bytes()), "view-uuid": victim.uuid}
         path.write_text(json.dumps(forged))
         it.catalog.documents.cache.clear()

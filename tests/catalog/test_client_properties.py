@@ -11,8 +11,7 @@ import pytest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.properties import steers_client
-from seamark.metaserver.objects.locations import parse_location
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig
 from tests.catalog.test_confinement import VERSION
 
 STEERING = (
@@ -132,11 +131,13 @@ def _function() -> dict[str, Any]:
     }
 
 
-def _poison(location: str, **properties: str) -> None:
-    path = Path(parse_location(location).file_path)
+def _poison(location: str, **properties: str) -> str:
+    """The new location of the file."""
+    path = name_freely(location)
     document = json.loads(path.read_text())
     document["properties"].update(properties)
     path.write_text(json.dumps(document))
+    return f"file://{path}"
 
 
 async def test_registered_metadata_with_a_property_that_steers_clients_is_refused(tmp_path: Path) -> None:
@@ -145,12 +146,13 @@ async def test_registered_metadata_with_a_property_that_steers_clients_is_refuse
         table = await it.catalog.tables.unregister(CALLER, ("db",), "t")
         view = (await it.catalog.views.load(("db",), "v")).entry
         assert table.entry is not None
-        for entry in (table.entry, view):
-            _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"})
+        of_table, of_view = (
+            _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"}) for entry in (table.entry, view)
+        )
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await it.catalog.tables.register(CALLER, ("db",), "r", table.entry.metadata_location, overwrite=False)
+            await it.catalog.tables.register(CALLER, ("db",), "r", of_table, overwrite=False)
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
-            await it.catalog.views.register(CALLER, ("db",), "s", view.metadata_location)
+            await it.catalog.views.register(CALLER, ("db",), "s", of_view)
 
 
 async def test_stored_properties_that_steer_clients_are_not_served_nor_written_again(tmp_path: Path) -> None:

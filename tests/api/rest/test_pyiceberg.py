@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
@@ -24,6 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.api.rest.test_names import NAMES
+from tests.catalog.rig import name_freely
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -99,7 +99,7 @@ def test_a_table_is_registered_from_the_metadata_of_one_that_was_dropped(catalog
 def test_stored_properties_decide_nothing_about_where_a_client_opens_files(catalog: RestCatalog) -> None:
     catalog.create_namespace("stored")
     created = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
-    path = Path(created.metadata_location.removeprefix("file://"))
+    path = name_freely(created.metadata_location)
     document = json.loads(path.read_text())
     evil = {
         "s3.signer.uri": "http://127.0.0.1:9",
