@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.views.view import ViewMetadata
@@ -82,12 +83,22 @@ class CreateView(msgspec.Struct, frozen=True):
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """The part of a commit that concerns one table."""
+    """The part of a commit that concerns one table. The actions and types are in lower case, because clients may send
+    them in any case."""
 
     namespace: NamespacePath
     name: str
     requirements: list[dict[str, Any]]
     updates: list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "requirements", [_lowered(requirement, "type") for requirement in self.requirements])
+        force_setattr(self, "updates", [_lowered(update, "action") for update in self.updates])
+
+
+def _lowered(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    return {**fields, name: value.lower()} if isinstance(value, str) else fields
 
 
 class PropertyChanges(msgspec.Struct, frozen=True):

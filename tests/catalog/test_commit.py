@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,16 @@ def _with_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[
     return [*requirements, {"type": "assert-table-uuid", "uuid": uuid}], updates
 
 
+@pytest.mark.parametrize("spell", [str.lower, str.upper])
 @pytest.mark.parametrize("fate", ["renamed", "dropped", "replaced"])
-async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_failed(tmp_path: Path, fate: str) -> None:
+async def test_a_repeat_on_a_name_that_left_its_table_is_never_told_that_it_failed(
+    tmp_path: Path, fate: str, spell: Callable[[str], str]
+) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         loaded = await it.catalog.tables.load(DB, "t")
-        commit = _with_uuid(str(loaded.metadata.table_uuid), 7)
+        commit = _with_uuid(spell(str(loaded.metadata.table_uuid)), 7)
+        commit[0][-1]["type"] = spell(commit[0][-1]["type"])
         await it.commits.commit_table(CALLER, DB, "t", *commit)
         if fate == "renamed":
             await it.catalog.tables.rename(CALLER, TableIdentifier(DB, "t"), TableIdentifier(DB, "other"))

@@ -17,7 +17,12 @@ import numpy as np
 from seamark.metaserver.commit.changes.change import SERIALIZABLE, Change, ReadScope, partitions_of
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.history import AddedFiles, History, TooLong, rows_of, since
-from seamark.metaserver.commit.conflicts.key_comparison import exclude_data, exclude_deletes, first_match
+from seamark.metaserver.commit.conflicts.key_comparison import (
+    CheckedFiles,
+    exclude_data,
+    exclude_deletes,
+    first_match,
+)
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, key_of, live, referring
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -29,7 +34,6 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH
 from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
@@ -47,14 +51,14 @@ class ConflictCheck:
 
     def __init__(
         self,
-        objects: ObjectStore,
+        files: CheckedFiles,
         manifests: Manifests,
         metadata: TableMetadata,
         listed: Sequence[ManifestFile],
         change: Change,
         found: FilesToRemove,
     ) -> None:
-        self._objects = objects
+        self._files = files
         self._manifests = manifests
         self._metadata = metadata
         self._listed = live(listed)
@@ -166,7 +170,7 @@ class ConflictCheck:
         writing = deletes if change.data else history.writing(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # A row that the change deletes by position was read, so it is in the scope.
-            writing = await exclude_deletes(self._objects, writing, change.scope.bound)
+            writing = await exclude_deletes(self._files, writing, change.scope.bound)
         await self._refuse_matching(writing, referenced, vectors=True)
         covered = {file.referenced_data_file for file in change.deletes if file.is_deletion_vector}
         await self._refuse_matching(deletes, {path for path in covered if path is not None}, vectors=False)
@@ -193,7 +197,7 @@ class ConflictCheck:
             for delete in sorted(fresh.intersection(applying))
             if vectors or _is_position_delete_file(joined, delete)
         ]
-        hit = await first_match(self._objects, joined, self._metadata, pairs)
+        hit = await first_match(self._files, joined, self._metadata, pairs)
         if hit is not None:
             (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
             raise Collision(
@@ -284,7 +288,7 @@ class ConflictCheck:
         rows = read() if size <= _IN_THREAD else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
-            rows = (await exclude(self._objects, _restrict(files, rows), scope.bound)).selection.rows()
+            rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.rows()
         if len(rows):
             block, local = files.view.locate(int(rows[0]))
             raise Collision(

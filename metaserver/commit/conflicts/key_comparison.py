@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.metaserver.commit.conflicts.history import AddedFiles
+from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
 from seamark.metaserver.iceberg.files.budget import decoded_budget
@@ -46,6 +47,13 @@ DECODED_BYTES_MAX = 64 << 20
 """Memory limit for decoding one file. A file that needs more counts as a match."""
 
 
+class CheckedFiles(NamedTuple):
+    """Reads files that the table may name."""
+
+    objects: ObjectStore
+    check_paths: CheckPaths
+
+
 class _File(NamedTuple):
     place: int
     """The position among all rows of the view, as used by masks."""
@@ -56,7 +64,7 @@ class _File(NamedTuple):
     """The part of the scope on columns that are known for the file's rows."""
 
 
-async def exclude_deletes(objects: ObjectStore, added: AddedFiles, bound: Expression) -> AddedFiles:
+async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Leaves out the equality deletes that delete no row for which `bound` is true."""
     selection = added.selection.copy()
     left: list[_File] = []
@@ -69,17 +77,17 @@ async def exclude_deletes(objects: ObjectStore, added: AddedFiles, bound: Expres
         met = set(part.positions().tolist())
         _drop(selection, [place for place in places if place not in met])
         left += (_file(added.view, place, condition) for place in sorted(met))
-    await _drop_disjoint(objects, selection, left)
+    await _drop_disjoint(source, selection, left)
     return AddedFiles(added.view, selection)
 
 
-async def exclude_data(objects: ObjectStore, added: AddedFiles, bound: Expression) -> AddedFiles:
+async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Leaves out the data files without a row for which `bound` is true. Partitions and bounds are compared before."""
     condition = _condition_on(bound, None)
     selection = added.selection.copy()
     if condition != TRUE:
         candidates = [_file(added.view, place, condition) for place in selection.positions().tolist()]
-        await _drop_disjoint(objects, selection, candidates)
+        await _drop_disjoint(source, selection, candidates)
     return AddedFiles(added.view, selection)
 
 
@@ -144,10 +152,11 @@ def _file(view: TableView, place: int, condition: Expression) -> _File:
 
 
 async def first_match(
-    objects: ObjectStore, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
+    source: CheckedFiles, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
     """The first pair (data file row, delete file row) whose delete may remove rows of the data file. Equality deletes
-    are decided by comparing all keys of both files. None when no pair matches."""
+    are decided by comparing all keys of both files. None when no pair matches. Forbidden for files that the table may
+    not name."""
     deletes = delete_files_at(view, {delete for _, delete in pairs})
     files = {row: _file(view, place, TRUE) for row, place in _places(view, {row for row, _ in pairs})}
     keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
@@ -161,12 +170,13 @@ async def first_match(
         or min(sizes.values()) < 0
     ):
         return pairs[0]
+    await source.check_paths(sizes)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def read(path: str) -> bytes | None:
         async with gate:
             try:
-                return await objects.read(path, limit_bytes=sizes[path])
+                return await source.objects.read(path, limit_bytes=sizes[path])
             except SeamarkError:
                 return None
 
@@ -199,16 +209,17 @@ def _places(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     return list(zip(ordered, positions_of(view, np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
-async def _drop_disjoint(objects: ObjectStore, selection: Selection, files: Sequence[_File]) -> None:
+async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequence[_File]) -> None:
     readable = [file for file in files if file.is_parquet and file.size_bytes > 0]
     if not readable or len(files) > FILES_MAX or sum(file.size_bytes for file in readable) > BYTES_MAX:
         return
+    await source.check_paths(file.path for file in readable)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def disjoint(file: _File) -> bool:
         async with gate:
             try:
-                data = await objects.read(file.path, limit_bytes=file.size_bytes)
+                data = await source.objects.read(file.path, limit_bytes=file.size_bytes)
                 return await asyncio.to_thread(_is_disjoint, data, file)
             except (SeamarkError, Unreadable):
                 return False

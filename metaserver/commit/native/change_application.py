@@ -18,7 +18,9 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import Change, ChangeRequest, TableShape, read_change, shape_of
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
+from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
+from seamark.metaserver.commit.native.location_checks import LocationChecks
 from seamark.metaserver.commit.snapshots.manifest_filter import ManifestFilter, find_files, key_of, live
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -102,10 +104,11 @@ class ChangeApplication:
         if not (change.removes or change.deletes):
             return
         parent = head_of(self.request.branch, metadata)
-        listed = live(await self._manifests.listed(parent))
+        manifests = self._manifests.checked(LocationChecks(self._planner, metadata, self._uuid))
+        listed = live(await manifests.listed(parent))
         named = {remove.file_path for remove in self.request.remove}
         named |= {file.referenced_data_file for file in change.deletes if file.referenced_data_file is not None}
-        await self._manifests.listing(listed, named)
+        await manifests.listing(listed, named)
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
                 await replaced_files(self._planner, metadata, parent, change.replaced)
@@ -151,15 +154,16 @@ class ChangeApplication:
         assert self._merging is not None
         assert self._removing is not None
         parent = head_of(self.request.branch, metadata)
-        listed = await self._manifests.listed(parent)
-        # A merge may copy entries of these manifests into new manifests of this table.
-        await self._planner.check_paths(metadata, self._uuid, [manifest.manifest_path for manifest in listed])
+        check_paths = LocationChecks(self._planner, metadata, self._uuid)
+        manifests = self._manifests.checked(check_paths)
+        listed = await manifests.listed(parent)
         await self._check_new(change, listed, metadata)
         removals = set(self.request.remove)
         if change.replaced is not None:
             removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
-        found = await find_files(self._manifests, listed, removals, metadata)
-        conflicts = ConflictCheck(self._parts.objects, self._manifests, metadata, listed, change, found)
+        found = await find_files(manifests, listed, removals, metadata)
+        files = CheckedFiles(self._parts.objects, check_paths)
+        conflicts = ConflictCheck(files, manifests, metadata, listed, change, found)
         await conflicts.check(parent, self._parts.settings.commit_history_limit)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         removed = await self._removing.remove(listed, found, metadata, sequence_number)

@@ -9,7 +9,8 @@ the cache needs no invalidation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import copy
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -34,6 +35,8 @@ from seamark.metaserver.planner.view.view import TableView
 
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
+CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
+"""Raises Forbidden for a path that the table may not name."""
 AT_ONCE = 16
 """Manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
@@ -68,9 +71,18 @@ class Manifests:
         self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES)
         self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES)
         self._reading: SingleFlight[str, bytes] = SingleFlight()
+        self._check_paths: CheckPaths | None = None
+
+    def checked(self, check_paths: CheckPaths) -> Manifests:
+        """The same caches for one table: `check_paths` is called with each manifest list before it is read, and with
+        the manifests in it."""
+        checked = copy(self)
+        checked._check_paths = check_paths
+        return checked
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
-        """The manifests of a snapshot, in the order of its manifest list. Corrupt names the list."""
+        """The manifests of a snapshot, in the order of its manifest list. Corrupt names the list. Forbidden for files
+        that the table may not name."""
         if snapshot is None:
             return ()
         location = snapshot.manifest_list
@@ -79,11 +91,15 @@ class Manifests:
                 f"Snapshot {snapshot.snapshot_id} has no manifest list, as in early tables of format version 1; "
                 "rewrite the table's manifests with an engine first"
             )
+        if self._check_paths is not None:
+            await self._check_paths([location])
         kept = self._lists.get(location)
         if kept is None:
             data = await self._read(location, "manifest list")
             kept = await _maybe_in_thread(len(data), lambda: decode_manifest_list(data, location))
             self.remember_list(location, kept)
+        if self._check_paths is not None:
+            await self._check_paths(manifest.manifest_path for manifest in kept)
         return kept
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:

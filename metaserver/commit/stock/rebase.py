@@ -88,7 +88,7 @@ def requested_append(base: TableMetadata, change: TableChange) -> Append | None:
     its branch hold. None: the commit is refused as usual."""
     if base.properties.get(PROPERTY, "").lower() != "append":
         return None
-    by_action = {str(update.get("action")).lower(): update for update in change.updates}
+    by_action = {str(update.get("action")): update for update in change.updates}
     if len(change.updates) != 2 or set(by_action) != {"add-snapshot", "set-snapshot-ref"}:
         return None
     fields = by_action["add-snapshot"].get("snapshot")
@@ -98,7 +98,7 @@ def requested_append(base: TableMetadata, change: TableChange) -> Append | None:
         on_branch: list[dict[str, Any]] = []
         others: list[dict[str, Any]] = []
         for requirement in change.requirements:
-            named = str(requirement.get("type")).lower() == "assert-ref-snapshot-id"
+            named = requirement.get("type") == "assert-ref-snapshot-id"
             (on_branch if named and requirement.get("ref") == ref.ref_name else others).append(requirement)
         check_requirements(base, others)
     except SeamarkError:

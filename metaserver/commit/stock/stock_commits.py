@@ -89,14 +89,15 @@ class StockCommits:
 
         CommitUnknown (`moved_on`) when the name refers to no table, or to another than `requirements` demand.
         """
-        uuids = {check.get("uuid") for check in requirements if check.get("type") == "assert-table-uuid"}
+        change = TableChange(namespace=namespace, name=name, requirements=requirements, updates=[])
+        uuids = {uuid.lower() for uuid in _named_uuids(change)}
         try:
             loaded = await self._tables.load(namespace, name)
         except NotFound:
             pass
         else:
             assert loaded.entry is not None
-            if uuids <= {loaded.entry.uuid}:
+            if uuids <= {loaded.entry.uuid.lower()}:
                 return loaded
         raise moved_on(namespace, name)
 
@@ -198,12 +199,12 @@ class StockCommits:
             return
         change = next(change for change in request.changes if _adds_snapshot(change))
         # The UUIDs in the change count, too: the table may have been renamed or dropped since.
-        uuids = [named.get("uuid") for named in change.requirements if named.get("type") == "assert-table-uuid"][:1]
-        uuids += [named.get("uuid") for named in change.updates if named.get("action") == "assign-uuid"][:1]
+        uuids = [*_named_uuids(change)[:1], *_assigned_uuids(change)[:1]]
+        uuids += [uuid.lower() for uuid in uuids]
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is not None:
             uuids.append(entry.uuid)
-        for uuid in dict.fromkeys(text for text in uuids if isinstance(text, str)):
+        for uuid in dict.fromkeys(uuids):
             instant = await self._parts.store.instant_by_fingerprint(uuid, request.fingerprint)
             if instant is not None:  # the transaction is atomic, so one table proves it for all
                 raise Repeat([await self._outcome(change, instant)] if request.single else [])
@@ -251,6 +252,17 @@ def _commit_event(request: _Request, change: TableChange) -> CommitEvent:
 
 def _adds_snapshot(change: TableChange) -> bool:
     return any(update.get("action") == "add-snapshot" for update in change.updates)
+
+
+def _named_uuids(change: TableChange) -> list[str]:
+    """The UUIDs that the requirements demand."""
+    named = [requirement for requirement in change.requirements if requirement.get("type") == "assert-table-uuid"]
+    return [requirement["uuid"] for requirement in named if isinstance(requirement.get("uuid"), str)]
+
+
+def _assigned_uuids(change: TableChange) -> list[str]:
+    assigned = [update for update in change.updates if update.get("action") == "assign-uuid"]
+    return [update["uuid"] for update in assigned if isinstance(update.get("uuid"), str)]
 
 
 def _location(plan: PlannedCommit) -> str:

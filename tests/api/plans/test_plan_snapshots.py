@@ -195,8 +195,10 @@ async def test_a_plan_that_a_commit_removed_is_made_anew_and_not_found_again(lat
 async def test_no_commit_makes_a_plans_snapshot_one_of_the_tables(late: Late) -> None:
     plan_id = (await made(late))["plan-snapshot-id"]
     snapshot = (await shown(late))[plan_id]
+    renamed = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
     refused = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
+        [{"action": "Add-Snapshot", "snapshot": renamed}],
         [{"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": plan_id}],
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]

@@ -107,6 +107,16 @@ async def test_the_same_append_sent_twice_gets_its_first_outcome(api: Api) -> No
     assert second.json == first.json
 
 
+async def test_a_repeat_is_known_however_its_actions_and_types_are_spelled(api: Api) -> None:
+    await api.table()
+    sent = append(7)
+    for each, name in [*((one, "type") for one in sent["requirements"]), *((one, "action") for one in sent["updates"])]:
+        each[name] = each[name].upper()
+    answers = [await api("POST", f"{TABLES}/t", body) for body in (sent, sent, append(7))]
+    assert [answer.status for answer in answers] == [200] * 3
+    assert answers[1].json == answers[2].json == answers[0].json
+
+
 async def test_head_tells_whether_a_table_exists(api: Api) -> None:
     await api.table()
     assert (await api("HEAD", f"{TABLES}/t")).status == 204
