@@ -13,11 +13,12 @@ writers can overwrite its metadata file.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.values import Caller, TableChange
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
@@ -58,6 +59,31 @@ async def own_places(parts: CatalogContext, uuid: str) -> OwnPlaces:
     return OwnPlaces({claimed_location.location for claimed_location in await parts.store.claims(uuid)})
 
 
+async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
+    """The paths in locations that other tables claim and where this table may name no files. The server does not read
+    them for this table."""
+    places = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
+    found: set[str] = set()
+    for key, within in (await asyncio.to_thread(_by_folder, paths)).items():
+        above = set(with_folders(key))
+        if places.isdisjoint(above):
+            others = await parts.store.claims_overlapping([key], uuid, 0)
+            found |= within if any(claim.location in above for claim in others) else set()
+    return found
+
+
+def _by_folder(paths: Iterable[str]) -> dict[str, set[str]]:
+    """The paths by the key of their folder, without those that the server cannot read."""
+    named: dict[str, set[str]] = {}
+    for path in paths:
+        named.setdefault(path.rpartition("/")[0], set()).add(path)
+    keyed: dict[str, set[str]] = {}
+    for folder, within in named.items():
+        with contextlib.suppress(BadRequest):
+            keyed.setdefault(location_key(parse_location(folder)), set()).update(within)
+    return keyed
+
+
 async def check_added(
     parts: CatalogContext,
     caller: Caller,
@@ -88,6 +114,8 @@ async def check_added(
     reader = _Reader(parts, own)
     await asyncio.to_thread(own.check, [*others, *lists], "The file")
     known = await reader.before(base, updates)
+    for path in await foreign(parts, uuid, known):  # the lists of earlier snapshots may have been overwritten
+        del known[path]
     for location in lists:
         manifests += [path for path in await reader.manifest_list(location) if path not in known]
     fresh = [path for path in dict.fromkeys(manifests) if path not in known]

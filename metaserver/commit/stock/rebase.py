@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.errors import SeamarkError
@@ -119,10 +120,10 @@ class _SetRef(msgspec.Struct, frozen=True, rename="kebab"):
     type: str
 
 
-async def rebase(parts: CatalogContext, folder: str, base: TableMetadata, append: Append) -> Rebased | None:
+async def rebase(parts: CatalogContext, uuid: str, folder: str, base: TableMetadata, append: Append) -> Rebased | None:
     """`append` on the head of its branch in `base`, with a manifest list to write in `folder`. None if not possible."""
     try:
-        return await _Rebase(parts, base, append).onto_head(folder)
+        return await _Rebase(parts, uuid, base, append).onto_head(folder)
     except (CannotRebase, SeamarkError):
         # Also while the storage is unavailable: clients retry after a refusal, but may give up after another error.
         return None
@@ -149,7 +150,7 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 class _Rebase:
-    def __init__(self, parts: CatalogContext, base: TableMetadata, append: Append) -> None:
+    def __init__(self, parts: CatalogContext, uuid: str, base: TableMetadata, append: Append) -> None:
         """CannotRebase when the snapshot or the branch's head has an unsupported form."""
         snapshot = append.snapshot
         ref = base.refs.get(append.branch)
@@ -162,7 +163,7 @@ class _Rebase:
             raise CannotRebase("the table has a snapshot with this id")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
             raise CannotRebase("the schema of the snapshot does not exist")
-        self._parts, self._base, self._append = parts, base, append
+        self._parts, self._uuid, self._base, self._append = parts, uuid, base, append
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
@@ -196,14 +197,23 @@ class _Rebase:
                 raise CannotRebase("the parent has expired")
         own = await self._manifests(snapshot)
         head = await self._manifests(self._head)
-        if parent is None:
-            return _Lists({}, own, head)
-        return _Lists(head if parent is self._head else await self._manifests(parent), own, head)
+        before: dict[str, ManifestFile] = {}
+        if parent is not None:
+            before = head if parent is self._head else await self._manifests(parent)
+        await self._check_paths({*own, *head, *before})
+        return _Lists(before, own, head)
+
+    async def _check_paths(self, paths: Iterable[str]) -> None:
+        """CannotRebase for files of another table: the server would copy their entries to this table. Writers can
+        overwrite the lists that name them."""
+        if await foreign(self._parts, self._uuid, paths):
+            raise CannotRebase("a file is in a location of another table")
 
     async def _manifests(self, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
         place = snapshot.manifest_list
         if place is None or snapshot.key_id is not None:
             raise CannotRebase("a snapshot has no manifest list")
+        await self._check_paths([place])
         data = await self._parts.objects.read(place, limit_bytes=_LIST_LIMIT_BYTES)
         manifests = await asyncio.to_thread(decode_manifest_list, data, place)
         by_path = {manifest.manifest_path: manifest for manifest in manifests}

@@ -29,7 +29,7 @@ from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, N
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.requirements import check_requirements
 from seamark.metaserver.iceberg.metadata.updates import apply_updates
-from seamark.metaserver.store.model import EntryKind, Instant, NamespacePath
+from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
 
@@ -162,7 +162,7 @@ class StockCommits:
         except CommitConflict:
             if base is not None:
                 await check_added(self._parts, request.caller, uuid_of(entry, base), base, base, change)
-            requested, rebased = None, await self._rebase(request, change, base)
+            requested, rebased = None, await self._rebase(request, change, entry, base)
             if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
@@ -181,14 +181,17 @@ class StockCommits:
         clock = self._parts.clock
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
-    async def _rebase(self, request: _Request, change: TableChange, base: TableMetadata | None) -> Rebased | None:
+    async def _rebase(
+        self, request: _Request, change: TableChange, entry: Entry | None, base: TableMetadata | None
+    ) -> Rebased | None:
         """Rebases a refused append onto the new head, if the table has that enabled (`rebase.py`)."""
         append = requested_append(base, change) if base is not None and request.single else None
         if base is None or append is None:
             return None
         # The refusal may mean that the append was applied already; its snapshot may even have expired since.
         await self._raise_if_repeat(request)
-        return await rebase(self._parts, checked_folder(self._parts, base.location, base.properties), base, append)
+        folder = checked_folder(self._parts, base.location, base.properties)
+        return await rebase(self._parts, uuid_of(entry, base), folder, base, append)
 
     async def _raise_if_repeat(self, request: _Request) -> None:
         """Raises Repeat with the first outcome, when the refused commit was applied before and its reply was lost.

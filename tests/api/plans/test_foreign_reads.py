@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.api.client import Answer
+from tests.api.client import SCHEMA, Answer, set_properties
 from tests.api.plans import test_foreign_files
-from tests.api.plans.planned import file_of
+from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.api.plans.test_foreign_files import SECRET, Lake, manifest, manifest_list
 from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, manifest_bytes
 
 lake = test_foreign_files.lake
 
@@ -75,3 +76,62 @@ async def test_a_change_reads_no_list_or_manifest_of_another_table(lake: Lake) -
         answer = await _ask(lake, "another", **body)
         assert answer.error[0] == 403, answer.raw
         assert SECRET not in answer.raw.decode()
+
+
+def _manifest(
+    path: Path, entries: list[Entry], snapshot_id: int, sequence: int, *counts: int, write: bool = True
+) -> Manifest:
+    """Told to have `counts` added and existing files."""
+    schema = {**SCHEMA, "schema-id": 0}
+    data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=KINDS, schema=schema)
+    if write:
+        path.write_bytes(data)
+    told = {
+        status: (count, 100 * count) for status, count in zip((ADDED, EXISTING, DELETED), (*counts, 0), strict=True)
+    }
+    numbers = (0, 0, sequence, sequence, snapshot_id)
+    return Manifest(f"file://{path}", len(data), *numbers, entries, None, counts=told)
+
+
+async def test_a_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
+    mine, theirs = [await lake.folder(name) / "metadata" for name in ("mine", "theirs")]
+    mine.mkdir(exist_ok=True)
+    a, b, c, n = (file_of(f"file://{mine.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
+
+    async def commit(
+        snapshot_id: int, branch: str, parent: int | None, sequence: int, listed: list[Manifest], who: str = "wendy"
+    ) -> int:
+        snapshot = {
+            "snapshot-id": snapshot_id,
+            "sequence-number": sequence,
+            "timestamp-ms": (await lake.metadata("mine"))["last-updated-ms"] + 1,
+            "manifest-list": manifest_list(mine / f"l{snapshot_id}.avro", listed),
+            "summary": {"operation": "append", "added-data-files": "2"},
+            "schema-id": 0,
+        }
+        snapshot |= {} if parent is None else {"parent-snapshot-id": parent}
+        ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
+        demand = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": parent}
+        body = {"requirements": [demand], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
+        return (await lake(who, "POST", "/v1/namespaces/mine/tables/t", body)).status
+
+    secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
+    victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
+    told = _manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    table = "/v1/namespaces/mine/tables/t"
+    assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
+    first = _manifest(mine / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
+    assert await commit(11, "main", None, 1, [first]) == 200
+    ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}
+    assert (await lake("wendy", "POST", table, {"requirements": [], "updates": [ref]})).status == 200
+    merged = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
+    assert await commit(12, "b", 11, 2, [_manifest(mine / "m2.avro", merged, 12, 2, 1, 1)]) == 200
+    third = _manifest(mine / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
+    assert await commit(13, "main", 11, 3, [first, third]) == 200
+    # Written over after the commit: the list of the current snapshot names the other table's manifest.
+    manifest_list(mine / "l13.avro", [first, third, victim])
+    stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
+    own = _manifest(mine / "n1.avro", stale, 2, 9, 1, 1)
+    assert await commit(2, "b", 11, 9, [own, told]) == 400
+    assert await commit(2, "b", 11, 9, [own, told], "root") == 409, "who may write everything rebases none either"
+    assert not list(mine.glob("*-m*.avro")), "the server has written no manifest"
