@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ FILES = sorted(path.relative_to(REPO) for package in PACKAGES for path in (REPO 
 WALL_CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
 CLOCK_OWNERS = {"metaserver/clock.py"}
 """The only files that may read the clock or draw random numbers; the others take a `Clock`."""
+LINES_MAX, MODULES_MAX = 500, 20
 CLIENT_ROOMS = ("connector/",)
 """Run outside the server, where there is no `Clock` to take."""
 
@@ -133,6 +135,17 @@ def drawn_tree(text: str) -> dict[str, str]:
 def real_tree() -> dict[str, str]:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     return {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
+
+
+def test_no_module_has_more_than_500_lines() -> None:
+    lengths = {str(file): len((REPO / file).read_text().splitlines()) for file in FILES}
+    assert {file: length for file, length in lengths.items() if length > LINES_MAX} == {}
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "bench", "tests"])
+def test_no_folder_has_more_than_20_modules(package: str) -> None:
+    counts = Counter(path.parent for path in (REPO / package).rglob("*.py") if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count > MODULES_MAX} == {}
 
 
 def test_the_tree_drawn_in_errors_is_the_real_one() -> None:
