@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.api.commits import commits
 from seamark.metaserver.commit.changes.change import Change
 from seamark.metaserver.commit.native import change_application
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
+from seamark.metaserver.store.model import RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
@@ -114,6 +116,36 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
         needed = {manifest["manifest_path"] for manifest in manifests_of(head)}
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
     assert avro == needed
+
+
+@pytest.mark.parametrize("registered", ["before", "by the group"])
+async def test_an_index_file_that_is_of_another_index_fails_its_change_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: str
+) -> None:
+    definitions = iter(["a", "b"])  # the file was overwritten between two changes
+
+    async def read(_: Any, location: str, size_bytes: int, *, table_uuid: str, **__: Any) -> RegisteredIndexFile:
+        return RegisteredIndexFile(table_uuid, location, next(definitions), "bloom", 0, 1, 1, size_bytes, None, 0)
+
+    monkeypatch.setattr(commits, "read_index_file", read)
+    monkeypatch.setattr(commits, "of_id", lambda *_: None)
+    async with running(tmp_path, commit_retries=1) as server:
+        lake = await Lake.create(Api(server))
+        bodies: list[dict[str, Any]] = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
+        for body in bodies[1:3]:
+            body["index-files"] = [{"location": "file:///index", "size-in-bytes": 10}]
+        order = [1, 0, 2, 3] if registered == "before" else [0, 1, 2, 3]
+        answers = [await lake.send(bodies[order.pop(0)])] if registered == "before" else []
+        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
+            # The first is a group by itself; all that come while it waits are another.
+            tasks = []
+            for number in order:
+                tasks.append(asyncio.create_task(lake.send(bodies[number])))
+                await asyncio.sleep(0.3)
+        answers += await asyncio.gather(*tasks)
+        assert [one.status for one in answers] == [200, 200, 409, 200]
+        assert "another index" in answers[2].error[2]
+        assert sorted(row[0] for row in rows(snapshot_of(await lake.metadata()))) == [0, 1, 3]
 
 
 async def test_a_key_that_is_taken_within_a_group_fails_alone(tmp_path: Path) -> None:

@@ -64,6 +64,24 @@ def _tuple(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(apply(one.transform, KINDS[one.source_id or 0], row[one.source_id or 0]) for one in spec.fields)
 
 
+def test_beyond_the_limit_of_comparisons_partitions_overlap_and_none_contains_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overlap, "COMPARISONS_MAX", 50)
+    specs = [
+        PartitionSpec(number, (PartitionField("f", transform, 1, (), 1000 + number),))
+        for number, transform in enumerate(("bucket[4]", "bucket[8]"))
+    ]
+    partitions = PartitionOverlap(_table(specs))
+    targets = Targets(partitions, [(0, (3,))] * 2 + [(1, (5,))])
+    apart, inside = partitions.partition(1, (2,)), partitions.partition(1, (7,))
+    assert targets.contain(inside)
+    assert not any(targets.overlap(apart) for _ in range(49))
+    assert targets.overlap(apart)
+    assert not targets.contain(inside)
+    assert targets.contain(partitions.partition(1, (5,))), "its own spec is looked up"
+
+
 def test_what_is_proved_of_two_partitions_is_so_of_every_row() -> None:
     seed = first_seed()
     print(f"overlap: seed {seed}")

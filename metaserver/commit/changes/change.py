@@ -186,6 +186,10 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
             f"The change adds and removes {len(body.add) + len(body.remove):,} files; the limit is {files_max:,} files "
             "a change. Split the change"
         )
+    if body.scope is not None and len(body.scope.partitions or ()) > files_max:
+        raise BadRequest(
+            f"The scope has {len(body.scope.partitions or ()):,} partitions; the limit is {files_max:,}. Use a filter"
+        )
     if len(body.index_files) > INDEX_FILES_MAX:
         raise BadRequest(f"index-files has {len(body.index_files):,} files; the limit is {INDEX_FILES_MAX:,} a change")
     check_name(body.branch, "branch")

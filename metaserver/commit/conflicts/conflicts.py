@@ -9,6 +9,7 @@ refused change may have been correct; an accepted change is correct.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
@@ -65,6 +66,7 @@ class ConflictCheck:
         self._change = change
         self._found = found
         self._partitions = PartitionOverlap(metadata)
+        self._targets: tuple[ReadScope, Targets] | None = None
 
     async def check(self, head: Snapshot | None, look_back: int) -> None:
         """Collision when the change cannot be applied to the head."""
@@ -231,16 +233,19 @@ class ConflictCheck:
         """A position delete file, and the path of a removed data file that it may apply to."""
         found = files_at(removed.view, removed.selection.rows())
         groups = group_by_partition(found)
-        paths = found.texts("file_path").values()
+        paths: list[list[bytes]] = [[] for _ in groups.partitions]
+        for path, number in zip(found.texts("file_path").values(), groups.numbers.tolist(), strict=True):
+            if path is not None:
+                paths[number].append(path)
+        for within in paths:
+            within.sort()
         for file in unnamed:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
-            meets = [target.overlap(partition) for partition in groups.partitions]
-            low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
-            for path, number in zip(paths, groups.numbers.tolist(), strict=True):
-                if path is None or not meets[number]:
-                    continue
-                if (low is None or path >= low) and (high is None or path <= high):
-                    return file, path
+            for partition, within in zip(groups.partitions, paths, strict=True):
+                known = self._partitions.may_compare(1)
+                hit = _first_between(within, file) if known else next(iter(within), None)
+                if hit is not None and (not known or target.overlap(partition)):
+                    return file, hit
         return None
 
     async def _check_other_specs(self, history: History) -> None:
@@ -310,9 +315,22 @@ class ConflictCheck:
             return selection.rows()
         rows = selection.rows()
         groups = group_by_partition(files_at(files.view, rows))
-        targets = Targets(self._partitions, scope.partitions)
+        targets = self._targets_of(scope)
         meets = [targets.overlap(partition) for partition in groups.partitions]
         return rows[np.array(meets, dtype=np.bool_)[groups.numbers]] if len(rows) else rows
+
+    def _targets_of(self, scope: ReadScope) -> Targets:
+        """Made once for a scope, which is compared with the files of many snapshots."""
+        if self._targets is None or self._targets[0] is not scope:
+            self._targets = scope, Targets(self._partitions, scope.partitions)
+        return self._targets[1]
+
+
+def _first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
+    """The first of the sorted paths within the bounds of a position delete file."""
+    low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
+    at = 0 if low is None else bisect_left(paths, low)
+    return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
 
 
 def _restrict(files: AddedFiles, rows: Longs) -> AddedFiles:

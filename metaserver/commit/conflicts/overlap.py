@@ -20,6 +20,10 @@ from seamark.metaserver.iceberg.types.values import Value, partition_key, value_
 from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
 from seamark.metaserver.planner.view.view import comparable
 
+COMPARISONS_MAX = 100_000
+"""The largest number of pairs of partitions that one check compares. Beyond it, two partitions overlap, and neither
+contains the other: the comparisons take seconds, and other commits of the table wait."""
+
 
 class _Constraint(NamedTuple):
     """One field of a partition: the value of `transform` on the source columns."""
@@ -31,10 +35,11 @@ class _Constraint(NamedTuple):
 
 
 class PartitionOverlap:
-    """Compares partitions of one table by the fields of its partition specs."""
+    """Compares partitions of one table by the fields of its partition specs. Belongs to one check."""
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
+        self._compared = 0
         self._fields = {
             spec.spec_id: {field.field_id: field for field in spec.fields if field.field_id is not None}
             for spec in metadata.partition_specs
@@ -56,6 +61,11 @@ class PartitionOverlap:
         """Whether each field of the spec has an id, so that the constraints describe the partition completely."""
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
+
+    def may_compare(self, pairs: int) -> bool:
+        """Counts the pairs, and returns whether they are within `COMPARISONS_MAX`."""
+        self._compared += pairs
+        return self._compared <= COMPARISONS_MAX
 
     def constraints(self, partition: PartitionTuple) -> list[_Constraint]:
         fields = self._fields.get(partition.spec_id, {})
@@ -82,27 +92,31 @@ class Targets:
 
     def overlap(self, partition: PartitionTuple) -> bool:
         """False only when no row can lie both in the partition and in one of the targets."""
-        return any(self._compared(partition, _overlap))
+        return any(self._compared(partition, _overlap, unknown=True))
 
     def contain(self, partition: PartitionTuple) -> bool:
         """True only when one target contains every row of the partition."""
-        return any(self._compared(partition, _within, self._partitions.knows_all))
+        return any(self._compared(partition, _within, self._partitions.knows_all, unknown=False))
 
     def _compared(
         self,
         partition: PartitionTuple,
         compare: Callable[[list[_Constraint], list[_Constraint]], bool],
         applies: Callable[[int], bool] = lambda _: True,
+        *,
+        unknown: bool,
     ) -> Iterator[bool]:
-        """The results of `compare` for each spec that `applies` accepts."""
+        """The results of `compare` for each spec that `applies` accepts; `unknown` beyond the limit of comparisons."""
         left = self._partitions.constraints(partition)
         for spec_id, targets in self._by_spec.items():
             if not applies(spec_id):
                 continue
             if spec_id == partition.spec_id and _alike(left, next(iter(targets.values()))):
                 yield _key(left) in targets
-            else:
+            elif self._partitions.may_compare(len(targets)):
                 yield any(compare(left, right) for right in targets.values())
+            else:
+                yield unknown
 
 
 def _key(constraints: Iterable[_Constraint]) -> object:

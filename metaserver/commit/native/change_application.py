@@ -34,6 +34,8 @@ from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.metaserver.planner.plan.planner import Planner
 
+DECODED_BYTES_MAX = 2 << 30
+"""Memory limit for the decoded manifests of one change."""
 _IN_THREAD_FILES = 200
 """Above this number, files are decoded in a thread."""
 
@@ -104,7 +106,7 @@ class ChangeApplication:
         if not (change.removes or change.deletes):
             return
         parent = head_of(self.request.branch, metadata)
-        manifests = self._manifests.checked(LocationChecks(self._planner, metadata, self._uuid))
+        manifests = self._manifests.checked(LocationChecks(self._planner, metadata, self._uuid), DECODED_BYTES_MAX)
         listed = live(await manifests.listed(parent))
         named = {remove.file_path for remove in self.request.remove}
         named |= {file.referenced_data_file for file in change.deletes if file.referenced_data_file is not None}
@@ -155,7 +157,7 @@ class ChangeApplication:
         assert self._removing is not None
         parent = head_of(self.request.branch, metadata)
         check_paths = LocationChecks(self._planner, metadata, self._uuid)
-        manifests = self._manifests.checked(check_paths)
+        manifests = self._manifests.checked(check_paths, DECODED_BYTES_MAX)
         listed = await manifests.listed(parent)
         await self._check_new(change, listed, metadata)
         removals = set(self.request.remove)

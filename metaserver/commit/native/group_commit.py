@@ -132,6 +132,8 @@ class _Attempt:
         """The idempotency keys of the applied changes."""
         self.twins: list[_Job] = []
         """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
+        self.definitions: dict[str, str] | None = None
+        """The definition of each index file of the table and of the applied changes, by location, once read."""
 
 
 class Commits:
@@ -371,6 +373,8 @@ class Commits:
             if last is not None and _is_repeat(job, last):
                 job.succeed(self._repeated(job, last, attempt.entry, attempt.base))
                 return
+        if job.index_files:
+            await self._check_index_files(attempt, job)
         made = await job.application.apply(attempt.metadata)
         attempt.metadata = made.metadata
         attempt.made.append((job, made))
@@ -378,6 +382,16 @@ class Commits:
             attempt.keys.add(key.key)
         if producer is not None:
             attempt.producers[producer.id] = Last(producer.sequence, made.snapshot.snapshot_id)
+
+    async def _check_index_files(self, attempt: _Attempt, job: _Job) -> None:
+        """Collision for a file of another index: in the transaction it would fail the whole group."""
+        if attempt.definitions is None:
+            attempt.definitions = {
+                file.location: file.definition for file in await self._parts.store.index_files(job.uuid)
+            }
+        for file in job.index_files:
+            if attempt.definitions.setdefault(file.location, file.definition) != file.definition:
+                raise Collision("index-file", f"The index file {file.location} is registered for another index")
 
     async def _check_table(self, job: _Job, entry: Entry) -> None:
         expected = job.request.table_uuid or job.uuid

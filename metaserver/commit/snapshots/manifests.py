@@ -44,6 +44,9 @@ _LIST_BYTES = 1000
 """Memory per entry of a manifest list, rounded up."""
 _SHARES = 4
 """Each cache gets one share of the budget: manifest lists, encoded manifests, decoded blocks, path hashes."""
+_ENTRY_BYTES = 2048
+_ENTRY_FACTOR = 16
+"""Memory of a fully decoded manifest: for each entry, and for each encoded byte, because metrics take much of it."""
 _IN_THREAD_BYTES = 64 << 10
 """Larger manifests are decoded in a thread."""
 
@@ -59,6 +62,27 @@ class PathHashes(NamedTuple):
         return int(self.paths.nbytes + self.referenced.nbytes)
 
 
+class ChangeMemory:
+    """The memory that the decoded manifests of one change take."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._held: set[tuple[str, str]] = set()
+
+    def hold(self, what: tuple[str, str], size_bytes: int) -> None:
+        """Counts what is held. BadRequest beyond the limit."""
+        if what in self._held:
+            return
+        self._held.add(what)
+        self._size_bytes += size_bytes
+        if self._size_bytes > self._limit_bytes:
+            raise BadRequest(
+                f"The change needs more than {self._limit_bytes:,} bytes of decoded manifests; split it, or compute it "
+                "again from the current snapshot"
+            )
+
+
 class Manifests:
     """Cached access to manifests. Belongs to one event loop."""
 
@@ -72,12 +96,13 @@ class Manifests:
         self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES)
         self._reading: SingleFlight[str, bytes] = SingleFlight()
         self._check_paths: CheckPaths | None = None
+        self._memory: ChangeMemory | None = None
 
-    def checked(self, check_paths: CheckPaths) -> Manifests:
-        """The same caches for one table: `check_paths` is called with each manifest list before it is read, and with
-        the manifests in it."""
+    def checked(self, check_paths: CheckPaths, limit_bytes: int) -> Manifests:
+        """The same caches for one change: `check_paths` is called with each manifest list before it is read, and with
+        the manifests in it. BadRequest when the change needs manifests that take more than `limit_bytes` decoded."""
         checked = copy(self)
-        checked._check_paths = check_paths
+        checked._check_paths, checked._memory = check_paths, ChangeMemory(limit_bytes)
         return checked
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
@@ -126,10 +151,18 @@ class Manifests:
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """The live entries, fully decoded. Corrupt names the manifest."""
         data = await self.data(manifest)
-        return await _maybe_in_thread(len(data), lambda: read_entries(data, manifest, metadata))
+        entries = await _maybe_in_thread(len(data), lambda: read_entries(data, manifest, metadata))
+        if self._memory is not None:
+            size_bytes = len(entries) * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
+            self._memory.hold(("entries", manifest.manifest_path), size_bytes)
+        return entries
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """The live entries as columns, one block a manifest. Corrupt names a manifest."""
+        return await self._decoded(manifests, self._memory)
+
+    async def _decoded(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
+        """`memory`: for blocks that are kept for a change."""
 
         async def block(manifest: ManifestFile) -> Block:
             # Writers of one table read mostly the same manifests.
@@ -142,6 +175,8 @@ class Manifests:
                 raise Corrupt(
                     f"Manifest {manifest.manifest_path} has another partition spec or content than its list says"
                 )
+            if memory is not None:
+                memory.hold(("block", manifest.manifest_path), kept.size_bytes)
             return kept
 
         return await gathered([partial(block, manifest) for manifest in manifests], AT_ONCE)
@@ -173,7 +208,7 @@ class Manifests:
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         kept = self._names.get(manifest.manifest_path)
         if kept is None:
-            (block,) = await self.blocks([manifest])
+            (block,) = await self._decoded([manifest], None)  # only its hashes are kept
             kept = _names(manifest, block)
             self._names.put(manifest.manifest_path, kept, kept.size_bytes)
         return kept
