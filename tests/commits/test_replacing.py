@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims, struct
+from tests.commits.claims import Claims
 from tests.server.rig import running
 
 
@@ -84,30 +84,3 @@ async def test_what_is_replaced_is_protected_whatever_else_was_read(
     assert "theirs" in refused.error[2]
     await table.commit(**body, isolation="snapshot")
     assert await table.live() == ["mine", "other"]
-
-
-async def test_a_filter_that_names_columns_of_an_older_schema_replaces_nothing(api: Api) -> None:
-    table = await Claims.create(api, {"a": "long", "b": "long"})
-    ten = (10).to_bytes(8, "little").hex()
-    metrics = {
-        "value-counts": [5, 5],
-        "null-value-counts": [3, 0],
-        "lower-bounds": [ten] * 2,
-        "upper-bounds": [ten] * 2,
-    }
-    named = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
-    read = (await table.commit(add=[table.data("partly", rows=5, **named)]))["snapshot-id"]
-    body: dict[str, Any] = {
-        "read_snapshot_id": read,
-        "schema_id": 0,
-        "replace": {"filter": {"type": "gt", "term": "a", "value": 5}},
-        "add": [table.data("new")],
-    }
-    assert (await table.send(**body)).status == 400  # three of its rows do not match
-    swapped = struct({1: ("b", "long"), 2: ("a", "long")}, 1)
-    await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
-    for isolation in ("serializable", "snapshot"):
-        refused = await table.send(**body, isolation=isolation)
-        assert refused.error[:2] == (409, "CommitFailedException")
-        assert "schema 0" in refused.error[2]
-    assert await table.live() == ["partly"]

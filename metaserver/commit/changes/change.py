@@ -297,8 +297,8 @@ def _expression(raw: msgspec.Raw, what: str) -> Expression:
 def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
     """Binds the request to the table. BadRequest for files that do not fit the table or contradict each other.
 
-    `check_path` raises for a location where the table may have no files. Collision when a filter has the names of a
-    schema other than the current one.
+    `check_path` raises for a location where the table may have no files. Collision when rows were read with a schema
+    other than the current one.
     """
     files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
     for file in files:
@@ -375,6 +375,13 @@ def _read_scope(
     request: ChangeRequest, metadata: TableMetadata, positional: bool, operation: str, replaced: ReadScope | None
 ) -> ReadScope | None:
     if request.scope_filter is not None:
+        if request.schema_id not in (None, metadata.current_schema_id):
+            # The same names may have meant other columns in the schema that was read.
+            raise Collision(
+                "schema",
+                f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "
+                "Compute the change again from the current snapshot",
+            )
         return ReadScope(bound=_bound(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
         return ReadScope(partitions=tuple(_partition(partition, metadata) for partition in request.scope_partitions))
@@ -400,15 +407,11 @@ def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], 
 
 
 def _bound(expression: Expression, request: ChangeRequest, metadata: TableMetadata, what: str) -> Expression:
-    """Collision for the names of a schema other than the current one: they may mean other columns now."""
-    if request.schema_id not in (None, metadata.current_schema_id):
-        raise Collision(
-            "schema",
-            f"{what}: the filter has names of schema {request.schema_id}; the current schema is "
-            f"{metadata.current_schema_id}. Compute the change again from the current snapshot",
-        )
+    schema = metadata.current_schema if request.schema_id is None else metadata.schema(request.schema_id)
+    if schema is None:
+        raise BadRequest(f"{what}: schema-id is {request.schema_id}; the table has no such schema")
     try:
-        return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
+        return bind(expression, schema, metadata.schemas, case_sensitive=True)
     except BadRequest as error:
         raise BadRequest(f"{what}: {error.message}") from None
 
