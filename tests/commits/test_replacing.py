@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api
-from tests.commits.claims import Claims
+from tests.commits.claims import Claims, struct
 from tests.server.rig import running
 
 
@@ -84,3 +84,35 @@ async def test_what_is_replaced_is_protected_whatever_else_was_read(
     assert "theirs" in refused.error[2]
     await table.commit(**body, isolation="snapshot")
     assert await table.live() == ["mine", "other"]
+
+
+async def test_a_filter_means_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
+    """Three of five rows are null in column 1, which is named `a` in schema 0 and `b` in schema 1."""
+    table = await Claims.create(api, {"a": "long", "b": "long"})
+    ten = (10).to_bytes(8, "little").hex()
+    metrics = {
+        "value-counts": [5, 5],
+        "null-value-counts": [3, 0],
+        "lower-bounds": [ten] * 2,
+        "upper-bounds": [ten] * 2,
+    }
+    named = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
+    read = (await table.commit(add=[table.data("partly", rows=5, **named)]))["snapshot-id"]
+
+    def body(name: str, schema_id: int) -> dict[str, Any]:
+        filter = {"type": "gt", "term": name, "value": 5}
+        return {
+            "read_snapshot_id": read,
+            "schema_id": schema_id,
+            "replace": {"filter": filter},
+            "add": [table.data(f"new-{schema_id}")],
+        }
+
+    assert (await table.send(**body("a", 0))).status == 400  # three of its rows do not match
+    swapped = struct({1: ("b", "long"), 2: ("a", "long")}, 1)
+    await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
+    for name, schema_id in (("a", 0), ("b", 1)):
+        assert (await table.send(**body(name, schema_id))).status == 400
+    assert await table.live() == ["partly"]
+    assert (await table.send(**body("b", 0))).status == 200, "column 2 has no null"
+    assert await table.live() == ["new-0"]

@@ -124,6 +124,11 @@ def _opposite(predicate: Bound, metadata: TableMetadata) -> Expression:
 
 
 def _rebound(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
-    """Binds again, so that a predicate on a required column becomes a constant."""
-    term = Unbound(op, predicate.name, predicate.transform, ())
+    """The same term with `op`, by the column's id: in the current schema another column may have its name. A predicate
+    on a required column becomes a constant."""
+    column = metadata.current_schema.column(predicate.column_id)
+    if column is None:
+        kinds = predicate.kind, predicate.transform, predicate.result
+        return Bound(op, predicate.column_id, predicate.name, *kinds, ())
+    term = Unbound(op, column.name, predicate.transform, ())
     return bind(term, metadata.current_schema, metadata.schemas, case_sensitive=True)
