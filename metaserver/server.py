@@ -34,7 +34,6 @@ from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.catalog.catalog import open_catalog
-from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.native.group_commit import open_commits
 from seamark.metaserver.commit.publication import open_publisher
@@ -46,7 +45,7 @@ from seamark.metaserver.connections import (
     connections_max,
     raise_descriptor_limit,
 )
-from seamark.metaserver.errors import CommitConflict, ConfigError, SeamarkError
+from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import prepare_home
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
@@ -55,9 +54,10 @@ from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
+from seamark.metaserver.services.housekeeping import Housekeeping
+from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
 from seamark.metaserver.tls import Certificate
@@ -68,7 +68,6 @@ UNREADABLE = "unreadable"
 """The operation under which requests that are not HTTP are counted."""
 HEADER_BYTES_MAX = 1 << 20
 """Of a request's line and headers together; each has aiohttp's own limit of 8 KiB."""
-_PRUNE_BATCH = 1000
 _REPAIRED_SHOWN = 20
 _log = structlog.get_logger("seamark.server")
 
@@ -102,6 +101,15 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         )
         publisher = await enter(open_publisher(catalog.parts))
         metrics = ServerMetrics()
+        cleaner = Cleaner(
+            store,
+            registry,
+            objects,
+            clock,
+            catalog.documents.table,
+            folder=INDEX_FOLDER,
+            retention_s=settings.index_retention_s,
+        )
         parts = ServerParts(
             settings=settings,
             clock=clock,
@@ -111,15 +119,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             timeline=timeline,
             registry=registry,
             indexes=indexes,
-            cleaner=Cleaner(
-                store,
-                registry,
-                objects,
-                clock,
-                catalog.documents.table,
-                folder=INDEX_FOLDER,
-                retention_s=settings.index_retention_s,
-            ),
+            housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, clock),
             usage=usage,
             planner=planner,
             stock_commits=StockCommits(catalog, publisher),
@@ -132,13 +132,38 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             tracer=await enter(_open_tracing(settings)),
             drain=drain,
         )
-        holder = f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
-        failed = parts.metrics.webhook_failures.inc
+        holder, failed = new_holder(clock), parts.metrics.webhook_failures.inc
         await enter(open_webhooks(settings, store, timeline, clock, holder=holder, failed=failed))
-        await enter(_running("housekeeping", lambda: _housekeep(parts, holder)))
+        await enter(_running("housekeeping", lambda: parts.housekeeping.run(holder)))
         await enter(_running("keys", lambda: _refresh_keys(parts)))
         await enter(_running("sampler", lambda: _sample(parts)))
         yield parts
+
+
+def new_holder(clock: Clock) -> str:
+    """The name of this worker among all on the pointer store, for leases."""
+    return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
+
+
+@asynccontextmanager
+async def table_services(parts: ServerParts, url: str) -> AsyncIterator[None]:
+    """Runs the table services during the block. `url`: that of this server, which is serving."""
+    async with open_scheduler(
+        parts.settings,
+        parts.store,
+        parts.timeline,
+        parts.catalog.documents.table,
+        parts.authenticator.service_tokens,
+        parts.clock,
+        holder=new_holder(parts.clock),
+        url=url,
+        observer=parts.metrics,
+    ) as scheduler:
+        if scheduler is None:
+            yield
+            return
+        async with _running("services", scheduler.run):
+            yield
 
 
 @asynccontextmanager
@@ -291,6 +316,7 @@ async def serve(
             await stack.enter_async_context(_running("certificate", certificate.watch))
         parts = await stack.enter_async_context(open_parts(settings, clock))
         await stack.enter_async_context(serving(parts, sock, certificate))
+        await stack.enter_async_context(table_services(parts, url_of(settings, sock)))
         freeze_garbage()
         warn_of_plain_http(settings)
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
@@ -332,64 +358,10 @@ async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
             await task
 
 
-async def _housekeep(parts: ServerParts, holder: str) -> None:
-    """Rounds of archiving, pruning and purging, by the worker or replica that holds the lease."""
-    interval_s = parts.settings.housekeeping_interval_s
-    while True:
-        # Jitter, so that replicas that start together do not request the lease together each time.
-        await asyncio.sleep(interval_s * (0.75 + parts.clock.random_bytes(1)[0] / 510))
-        now_ms = parts.clock.now_ms()
-        until_ms = now_ms + int(interval_s * 3000)
-        try:
-            await parts.store.transact(
-                [TakeLease(name="housekeeping", holder=holder, now_ms=now_ms, until_ms=until_ms)]
-            )
-        except CommitConflict:
-            continue
-        await housekeeping_round(parts)
-
-
 async def _refresh_keys(parts: ServerParts) -> None:
     while True:
         await asyncio.sleep(REFRESH_S)
         await parts.keyring.refresh()
-
-
-async def housekeeping_round(parts: ServerParts) -> dict[str, int]:
-    """One round of all tasks; a failed task does not stop the others. Returns the count of each."""
-    rounds: dict[str, Callable[[], Awaitable[int]]] = {
-        "archived": parts.timeline.archive,
-        "pruned": lambda: _prune(parts),
-        "claims_filled": lambda: fill_rest(parts.catalog.parts),
-        "purged": parts.catalog.dropped.purge_expired,
-        "index_files_cleaned": parts.cleaner.clean,
-        "plan_tables_cleaned": parts.catalog.plan_tables.clean,
-    }
-    done: dict[str, int] = {}
-    for name, work in rounds.items():
-        try:
-            done[name] = await work()
-        except SeamarkError as error:
-            _log.warning("housekeeping failed", part=name, error=error.message)
-    if any(done.values()):
-        _log.info("housekeeping", **done)
-    return done
-
-
-async def _prune(parts: ServerParts) -> int:
-    now_ms = parts.clock.now_ms()
-    settings = parts.settings
-    total = 0
-    while True:
-        count = await parts.store.prune(
-            now_ms,
-            audit_before_ms=now_ms - settings.audit_retention_s * 1000,
-            metrics_before_ms=now_ms - settings.metrics_retention_s * 1000,
-            limit=_PRUNE_BATCH,
-        )
-        total += count
-        if count < _PRUNE_BATCH:
-            return total
 
 
 async def _sample(parts: ServerParts) -> None:

@@ -388,6 +388,22 @@ class Settings:
     housekeeping_interval_s: float = setting(
         60.0, "Seconds between housekeeping rounds: purging, archiving, deleting expired records.", least=0.05
     )
+    services_workers: int = setting(
+        1,
+        "Worker processes that maintain tables: they build, merge and audit indexes. 0: none, for a server beside "
+        "which `seamark indexer` runs.",
+        least=0,
+        most=64,
+    )
+    services_url: str = setting(
+        "",
+        "URL by which worker processes reach this server. Empty: the bound address. Required with tls_cert, whose "
+        "certificate must cover its host.",
+        schemes=("http", "https"),
+    )
+    services_memory_bytes: int = setting(
+        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0: none.", least=0
+    )
     drain_timeout_s: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     webhook_urls: tuple[str, ...] = setting(

@@ -152,6 +152,14 @@ class Indexer:
         _log.log(INFO if busy else DEBUG, "round done", **vars(done))
         return done
 
+    def maintain(self, table: Table) -> Round:
+        """Maintains one table once. ClientError if the server is unreachable."""
+        done, due = Round(tables=1), list[_DueAudit]()
+        with self.open_workers() as workers:
+            self._try((table, "", "look"), partial(self._maintain_table, table, workers, done, due), done)
+        self._run_audits(sorted(due), done)
+        return done
+
     def _tables(self) -> Iterator[Table]:
         for namespace in self.client.namespaces():
             with suppress(NotFound):

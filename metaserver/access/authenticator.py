@@ -7,6 +7,8 @@
 | oidc | JWTs of the configured issuer |
 | token+oidc | all of these |
 
+All modes but `none` also accept the logins of this server's own table services (`service_tokens.py`).
+
 Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs two reads by
 key, of microseconds with SQLite.
 
@@ -30,6 +32,8 @@ from seamark.metaserver.access.guard import is_loopback_address
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
+from seamark.metaserver.access.service_tokens import PREFIX as SERVICE_PREFIX
+from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
@@ -60,7 +64,13 @@ class Authenticator:
     """Opened by `open_authenticator`."""
 
     def __init__(
-        self, settings: Settings, store: PointerStore, clock: Clock, issuer: Issuer, accepted: oidc.Oidc | None
+        self,
+        settings: Settings,
+        store: PointerStore,
+        clock: Clock,
+        issuer: Issuer,
+        service_tokens: ServiceTokens,
+        accepted: oidc.Oidc | None,
     ) -> None:
         self._mode = settings.auth
         self._host = settings.host
@@ -68,6 +78,7 @@ class Authenticator:
         self._clock = clock
         self._oidc = accepted
         self.issuer = issuer
+        self.service_tokens = service_tokens
 
     @property
     def open(self) -> bool:
@@ -94,6 +105,9 @@ class Authenticator:
         """The holder of a token of an accepted kind. Errors as for `authenticate`."""
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
+        if bearer.startswith(SERVICE_PREFIX):
+            principal, expires_ms = self.service_tokens.principal(bearer)
+            return Login(principal, None, expires_ms)
         if not jwt.looks_like_jwt(bearer):
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
         unverified = jwt.read(bearer)
@@ -178,4 +192,4 @@ async def open_authenticator(
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth
         accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else None
-        yield Authenticator(settings, store, clock, issuer, accepted)
+        yield Authenticator(settings, store, clock, issuer, ServiceTokens(keyring, clock), accepted)

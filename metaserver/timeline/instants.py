@@ -12,6 +12,8 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.port import InstantFilter
 
+INDEXING = "indexing"
+"""The action of index builds."""
 _NEXT: dict[InstantState, frozenset[InstantState]] = {
     InstantState.REQUESTED: frozenset({InstantState.INFLIGHT, InstantState.ROLLED_BACK}),
     InstantState.INFLIGHT: frozenset({InstantState.COMPLETED, InstantState.ROLLED_BACK}),

@@ -25,8 +25,9 @@ import structlog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitConflict, SeamarkError
 from seamark.metaserver.settings import Settings, redact_url
+from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import Instant
-from seamark.metaserver.store.operations import SaveCursor, TakeLease
+from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.wire import encode_json
@@ -81,10 +82,6 @@ def signature(secret: str, at_s: int, body: bytes) -> str:
     return f"t={at_s},v1={digest}"
 
 
-class LeaseLost(Exception):
-    """Another replica delivers to this URL now."""
-
-
 class Deliverer:
     """Delivers to one URL. `failed` is called once for each failed delivery."""
 
@@ -106,18 +103,17 @@ class Deliverer:
         self._timeline = timeline
         self._clock = clock
         self._session = session
-        self._holder = holder
         self._failed = failed
         # The URL may contain a secret and must not be in the database.
         self._name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
-        self._lease_until_s = 0.0
+        self._lease = Lease(store, clock, self._name, holder, lasts_s=LEASE_S)
         self._source = settings.warehouse_uri()
 
     async def run(self) -> None:
         """Until cancelled: takes the lease, delivers while it has it, and waits while another replica has it."""
         while True:
             try:
-                await self._hold_lease()
+                await self._lease.hold()
                 await self._deliver_from(await self._store.cursor(self._name))
             except LeaseLost:
                 await asyncio.sleep(self._jitter_s(LEASE_S / 3))
@@ -129,7 +125,7 @@ class Deliverer:
         while True:
             batch = await self._timeline.read(InstantFilter(since=position), BATCH)
             if not batch:
-                await self._hold_lease()
+                await self._lease.hold()
                 await self._wait_for_news(position)
                 continue
             saved = position
@@ -157,7 +153,7 @@ class Deliverer:
         body = encode_json(cloud_event(instant, self._source))
         attempt = 0
         while True:
-            await self._hold_lease()
+            await self._lease.hold()
             refused = await self._send(body)
             if refused is None:
                 return
@@ -189,29 +185,13 @@ class Deliverer:
         except (aiohttp.ClientError, OSError) as error:
             return type(error).__name__
 
-    async def _hold_lease(self) -> None:
-        """Takes the lease, or renews it when a third is used. LeaseLost when another replica has it."""
-        now_s = self._clock.monotonic()
-        if now_s < self._lease_until_s - LEASE_S * 2 / 3:
-            return
-        now_ms = self._clock.now_ms()
-        until_ms = now_ms + int(LEASE_S * 1000)
-        try:
-            await self._store.transact(
-                [TakeLease(name=self._name, holder=self._holder, now_ms=now_ms, until_ms=until_ms)]
-            )
-        except CommitConflict:
-            self._lease_until_s = 0.0
-            raise LeaseLost from None
-        self._lease_until_s = now_s + LEASE_S
-
     async def _save(self, expected: str | None, position: str | None) -> None:
         if position is None or position == expected:
             return
         try:
             await self._store.transact([SaveCursor(consumer=self._name, expected=expected, position=position)])
         except CommitConflict:
-            self._lease_until_s = 0.0
+            self._lease.forget()
             raise LeaseLost from None
 
     def _jitter_s(self, seconds: float) -> float:

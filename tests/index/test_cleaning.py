@@ -12,7 +12,6 @@ import pytest
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
-from seamark.metaserver.server import housekeeping_round
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.server.rig import Running, running
 
@@ -57,7 +56,7 @@ async def opened(server: Running, **properties: str) -> Table:
 
 
 async def clean(server: Running) -> int:
-    return (await housekeeping_round(server.parts))["index_files_cleaned"]
+    return (await server.parts.housekeeping.round())["index_files_cleaned"]
 
 
 async def test_superseded_and_quarantined_files_go_after_their_time_and_live_ones_stay(tmp_path: Path) -> None:

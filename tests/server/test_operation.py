@@ -28,7 +28,6 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli import reference
 from seamark.metaserver.errors import RetryLater
-from seamark.metaserver.server import housekeeping_round
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
@@ -269,7 +268,7 @@ async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path
         for _ in range(4):
             await server.record("a")
         await server.parts.store.transact(drop_of("gone"))
-        done = await housekeeping_round(server.parts)
+        done = await server.parts.housekeeping.round()
         assert done["archived"] == 3
         assert done["purged"] == 1
         status, body = await server.get("/api/v1/dropped")

@@ -39,7 +39,8 @@ class Seamark:
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]
         argv += ["--database", database] if database else []
         # Replicas of one database need one key, whatever their homes.
-        settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, **(env or {})}
+        # Without table services: what a test finds shall be its own work.
+        settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0", **(env or {})}
         self._process = ManagedProcess([*argv, *flags], log=home / "seamark.log", env=settings, cwd=home)
 
     @property

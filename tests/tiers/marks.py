@@ -20,7 +20,7 @@ TIERS = ("unit", "server", "engines")
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
     **dict.fromkeys(("access", "api", "attacks", "bench", "bombs", "commits", "connector", "docs", "faults"), "server"),
-    **dict.fromkeys(("server", "timeline"), "server"),
+    **dict.fromkeys(("server", "table_services", "timeline"), "server"),
     "connector/trino": "unit",
     **dict.fromkeys(("deploy", "engines", "rck"), "engines"),
 }

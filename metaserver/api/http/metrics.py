@@ -125,6 +125,13 @@ class ServerMetrics:
             ("exhausted",),
             registry=own,
         )
+        self._jobs = prometheus.Counter(
+            "seamark_service_jobs", "Jobs of table services that ended.", ("service", "outcome"), registry=own
+        )
+        self._job_seconds = prometheus.Counter(
+            "seamark_service_job_seconds", "Time that jobs of table services took.", ("service",), registry=own
+        )
+        self._jobs_queued = self._gauge("seamark_service_queue", "Jobs of table services that wait or run.")
         self._refused_until_now: dict[str, int] = {}
         self._answered: dict[tuple[str, int], int] = {}
         self._took: dict[str, _PendingTimes] = {}
@@ -161,6 +168,15 @@ class ServerMetrics:
     def collided(self, reason: str) -> None:
         """Counts a refused change. `reason` must be from a bounded set."""
         self._collisions.labels(reason).inc()
+
+    def job_ended(self, service: str, outcome: str, seconds: float) -> None:
+        """Counts a job of a table service."""
+        self._jobs.labels(service, outcome).inc()
+        self._job_seconds.labels(service).inc(seconds)
+
+    def jobs_queued(self, count: int) -> None:
+        """The jobs that wait or run now."""
+        self._jobs_queued.set(count)
 
     def plans_refused(self, since_start: Mapping[str, int]) -> None:
         """How many there were by now, by what was exhausted: names of a bounded set."""

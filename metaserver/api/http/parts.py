@@ -16,12 +16,12 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.native.group_commit import Commits
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
-from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
@@ -39,7 +39,7 @@ class ServerParts:
     timeline: Timeline
     registry: Registry
     indexes: Indexes
-    cleaner: Cleaner
+    housekeeping: Housekeeping
     usage: Usage
     planner: Planner
     stock_commits: StockCommits

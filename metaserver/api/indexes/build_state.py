@@ -21,8 +21,8 @@ from seamark.metaserver.index.kinds.kinds import parameters
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import MoveInstant
 from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.timeline.instants import INDEXING
 
-ACTION = "indexing"
 ABANDONED_MS = 3_600_000
 """A build that is inactive for this long is rolled back when the next build of its table begins."""
 EXCLUSIVE_MS = 300_000
@@ -95,7 +95,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
     _, name, build_id = call.names
     table = await load(call)
     instant = await call.app[STORE].instant(build_id)
-    belongs = instant is not None and instant.action == ACTION and instant.uuid == table.entry.uuid
+    belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
     definition = defined_index(table.metadata, name)
@@ -159,7 +159,7 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
 
 
 async def _in_flight(call: Call, table: TableIndexes) -> list[Instant]:
-    where = InstantFilter(uuid=table.entry.uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
+    where = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
     return await call.app[STORE].instants(where, _UNDER_WAY_MAX)
 
 

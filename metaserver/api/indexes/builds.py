@@ -24,7 +24,6 @@ from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.paging import page_size
 from seamark.metaserver.api.indexes.build_state import (
-    ACTION,
     Build,
     load_build,
     move,
@@ -52,6 +51,7 @@ from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState, RegisteredIndexFile
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
+from seamark.metaserver.timeline.instants import INDEXING
 from seamark.metaserver.wire import INDEX_FOLDER
 
 REGISTERED_MAX = 1000
@@ -138,7 +138,7 @@ async def start_index_build(call: Call, body: StartBody) -> dict[str, Any]:
     }
     instant = Instant(
         id=build_id,
-        action=ACTION,
+        action=INDEXING,
         state=InstantState.REQUESTED,
         kind=EntryKind.TABLE,
         namespace=call.namespace,

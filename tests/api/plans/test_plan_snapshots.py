@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.server import housekeeping_round
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
 from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served
@@ -187,7 +186,7 @@ async def test_a_plan_that_a_commit_removed_is_made_anew_and_not_found_again(lat
     assert (await late("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
     new = (await made(late))["plan-snapshot-id"]
     assert new != old
-    assert (await housekeeping_round(late.server.parts))["plan_tables_cleaned"] == 1
+    assert (await late.server.parts.housekeeping.round())["plan_tables_cleaned"] == 1
     assert files.isdisjoint(plans(tmp_path))
     assert set(await shown(late)) == {1, new}
 

@@ -10,7 +10,6 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.server import housekeeping_round
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Api, set_properties
@@ -250,7 +249,7 @@ async def test_leases_and_files_are_as_those_of_plan_tables(late: Late, tmp_path
     late.clock.ahead_ms += LEASE_S * 200
     assert (await late("GET", f"{VIEWS}/{name}")).status == 404
     late.clock.ahead_ms += GRACE_S * 1000
-    await housekeeping_round(late.server.parts)
+    await late.server.parts.housekeeping.round()
     assert plans(tmp_path) == []
     assert (await late("GET", f"{VIEWS}/{await made(late)}")).status == 200
 

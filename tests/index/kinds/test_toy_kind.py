@@ -18,7 +18,6 @@ from seamark.connector.index.builds import GroupLimits, InProcess
 from seamark.connector.index.indexer import Indexer
 from seamark.metaserver.index.files.index_file import assemble, open_index_file
 from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.server import housekeeping_round
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 from tests.index.kinds.signature_kind import SIGNATURE
@@ -132,7 +131,7 @@ def test_its_files_go_with_its_definition(client: IndexClient, served: Served) -
     paths = live_paths(client)
     client.drop_index("db.t", INDEX)
     for _ in range(3):  # first what is superseded, then what is unused
-        served.run(housekeeping_round(served.server.parts))
+        served.run(served.server.parts.housekeeping.round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
 

@@ -1,0 +1,1 @@
+"""Table services: housekeeping of the catalog, and jobs that maintain tables."""

@@ -1,0 +1,85 @@
+"""Housekeeping: the short tasks that keep the catalog itself small, in the server's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.ownership.claims import fill_rest
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.index.files.cleaning import Cleaner
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.lease import Lease, LeaseLost
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
+
+_PRUNE_BATCH = 1000
+_log = structlog.get_logger("seamark.server")
+
+
+class Housekeeping:
+    """Archives instants, deletes expired records, and removes files that nothing uses."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: PointerStore,
+        catalog: Catalog,
+        timeline: Timeline,
+        cleaner: Cleaner,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
+            "archived": timeline.archive,
+            "pruned": self._prune,
+            "claims_filled": lambda: fill_rest(catalog.parts),
+            "purged": catalog.dropped.purge_expired,
+            "index_files_cleaned": cleaner.clean,
+            "plan_tables_cleaned": catalog.plan_tables.clean,
+        }
+
+    async def run(self, holder: str) -> None:
+        """Until cancelled: rounds, by the worker or replica that holds the lease."""
+        interval_s = self._settings.housekeeping_interval_s
+        lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
+        while True:
+            # Jitter, so that replicas that start together do not request the lease together each time.
+            await asyncio.sleep(interval_s * (0.75 + self._clock.random_bytes(1)[0] / 510))
+            try:
+                await lease.hold()
+            except LeaseLost:
+                continue
+            await self.round()
+
+    async def round(self) -> dict[str, int]:
+        """One round of all tasks; a failed task does not stop the others. Returns the count of each."""
+        done: dict[str, int] = {}
+        for name, work in self._tasks.items():
+            try:
+                done[name] = await work()
+            except SeamarkError as error:
+                _log.warning("housekeeping failed", part=name, error=error.message)
+        if any(done.values()):
+            _log.info("housekeeping", **done)
+        return done
+
+    async def _prune(self) -> int:
+        now_ms = self._clock.now_ms()
+        total = 0
+        while True:
+            count = await self._store.prune(
+                now_ms,
+                audit_before_ms=now_ms - self._settings.audit_retention_s * 1000,
+                metrics_before_ms=now_ms - self._settings.metrics_retention_s * 1000,
+                limit=_PRUNE_BATCH,
+            )
+            total += count
+            if count < _PRUNE_BATCH:
+                return total

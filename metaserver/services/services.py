@@ -1,0 +1,64 @@
+"""Opens the table services of one worker of the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+
+from seamark.metaserver.access.service_tokens import ServiceTokens
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.scheduler import JobObserver, Scheduler
+from seamark.metaserver.services.watch import Load, TableWatch
+from seamark.metaserver.services.worker_process import JOB_S_MAX, WorkerProcess
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.lease import Lease
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
+
+LEASE_S = 15.0
+_log = structlog.get_logger("seamark.services")
+
+
+@asynccontextmanager
+async def open_scheduler(
+    settings: Settings,
+    store: PointerStore,
+    timeline: Timeline,
+    load: Load,
+    tokens: ServiceTokens,
+    clock: Clock,
+    *,
+    holder: str,
+    url: str,
+    observer: JobObserver,
+) -> AsyncIterator[Scheduler | None]:
+    """The scheduler, which its user runs; None when the settings permit no jobs. `url`: that of this server."""
+    if settings.services_workers == 0:
+        yield None
+        return
+    if url.startswith("https://") and not settings.services_url:
+        # The certificate names the public host, and a worker must verify it like any client.
+        _log.warning("table services are off: with TLS they need services_url, a URL that the certificate covers")
+        yield None
+        return
+    issue: Callable[[NamespacePath], str] | None = None
+    if settings.auth != "none":
+        issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
+    launchers = [
+        WorkerProcess(
+            settings.services_url or url,
+            issue,
+            memory_bytes=settings.services_memory_bytes,
+            umask=int(settings.warehouse_umask or "022", 8),
+            environment={"SEAMARK_LOG_LEVEL": settings.log_level, "SEAMARK_LOG_FORMAT": settings.log_format},
+        )
+        for _ in range(settings.services_workers)
+    ]
+    watch = TableWatch(store, timeline, load, clock)
+    lease = Lease(store, clock, "services", holder, lasts_s=LEASE_S)
+    yield Scheduler([Indexing()], launchers, watch, timeline, lease, clock, observer)

@@ -1,0 +1,55 @@
+"""Leases: at most one of all replicas and workers does a piece of background work at a time."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import CommitConflict, SeamarkError
+from seamark.metaserver.store.operations import TakeLease
+from seamark.metaserver.store.port import PointerStore
+
+
+class LeaseLost(Exception):
+    """Another holder has the lease."""
+
+
+class Lease:
+    """The named lease of one holder. `holder` identifies a worker among all on the store."""
+
+    def __init__(self, store: PointerStore, clock: Clock, name: str, holder: str, *, lasts_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._name = name
+        self._holder = holder
+        self._until_s = 0.0
+        self.lasts_s = lasts_s
+
+    async def hold(self) -> None:
+        """Takes the lease, or renews it when a third is used. LeaseLost when another holder has it."""
+        now_s = self._clock.monotonic()
+        if now_s < self._until_s - self.lasts_s * 2 / 3:
+            return
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + int(self.lasts_s * 1000)
+        try:
+            await self._store.transact(
+                [TakeLease(name=self._name, holder=self._holder, now_ms=now_ms, until_ms=until_ms)]
+            )
+        except CommitConflict:
+            self.forget()
+            raise LeaseLost from None
+        self._until_s = now_s + self.lasts_s
+
+    async def release(self) -> None:
+        """Ends the lease now, so that another holder need not wait for its end. Never raises."""
+        now_ms = self._clock.now_ms()
+        with suppress(SeamarkError):
+            await self._store.transact(
+                [TakeLease(name=self._name, holder=self._holder, now_ms=now_ms, until_ms=now_ms)]
+            )
+        self.forget()
+
+    def forget(self) -> None:
+        """The next `hold` asks the store."""
+        self._until_s = 0.0

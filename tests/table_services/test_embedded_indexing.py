@@ -1,0 +1,114 @@
+"""`seamark serve` alone keeps indexes built: a real server process with its worker, and tables of stock PyIceberg."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.connector.client.indexes import IndexClient
+from tests.services.seamark import SHARED_KEY, Seamark
+from tests.waits import block_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+KEY = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
+INDEX = {"seamark.index.by_name": "bloom(name)"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Seamark]:
+    with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}) as server:
+        yield server
+
+
+def append(catalog: RestCatalog, name: str, *numbers: int) -> None:
+    for number in numbers:
+        catalog.load_table(name).append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
+
+
+def covered(client: IndexClient, table: str, files: int) -> bool:
+    index = client.index(table, "by_name")
+    return (index.health, index.files, index.lag_files) == ("ok", files, 0)
+
+
+def metric(server: Seamark, name: str) -> float:
+    """The value of a metric; -1 when the server does not show it."""
+    with urlopen(f"{server.base_url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
+
+
+def worker_pids(server: Seamark) -> list[int]:
+    """Worker processes of the server, by the parent that /proc names."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (folder / "cmdline").read_bytes()
+            except (OSError, IndexError):
+                continue
+            if parent == server.pid and b"job_worker" in command:
+                found.append(int(folder.name))
+    return found
+
+
+def test_an_index_that_a_property_defines_is_built_and_follows_commits(server: Seamark) -> None:
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace("db")
+    catalog.create_table("db.t", SCHEMA, properties=INDEX)
+    append(catalog, "db.t", 1, 2, 3)
+    client = IndexClient(server.base_url)
+    block_until(lambda: covered(client, "db.t", 3))
+    (pid,) = worker_pids(server)
+    append(catalog, "db.t", 4)
+    block_until(lambda: covered(client, "db.t", 4))
+    assert worker_pids(server) == [pid]
+    explained = client.explain("db.t", "name = 'name 3'")
+    assert explained.files == 1
+
+    # A worker that is killed is started again, for the next change.
+    block_until(lambda: metric(server, "seamark_service_queue") == 0)
+    os.kill(pid, signal.SIGKILL)
+    append(catalog, "db.t", 5)
+    block_until(lambda: covered(client, "db.t", 5))
+
+    # A table that existed before the server started is examined, and the worker ends with the server.
+    pids = worker_pids(server)
+    server.kill9()
+    block_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    server.start()
+    append(catalog, "db.t", 6)
+    block_until(lambda: covered(client, "db.t", 6))
+    block_until(lambda: metric(server, 'seamark_service_jobs_total{outcome="completed",service="indexing"}') >= 1)
+    assert server.terminate() == 0
+
+
+def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_server(tmp_path: Path) -> None:
+    env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_AUTH": "token", "SEAMARK_WEBHOOK_SECRET": "hunter2"}
+    server = Seamark(tmp_path / "home", env=env)
+    seamark = str(Path(sys.executable).parent / "seamark")
+    command = [seamark, "token", "create", "writer", "--role", "writer", "--home", str(server.home)]
+    created = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | KEY)
+    token = created.stdout.split()[-1]
+    with server:
+        catalog = RestCatalog("s", uri=server.base_url, token=token)
+        catalog.create_namespace("db")
+        catalog.create_table("db.t", SCHEMA, properties=INDEX)
+        append(catalog, "db.t", 1, 2)
+        client = IndexClient(server.base_url, token=token)
+        block_until(lambda: covered(client, "db.t", 2))
+        (pid,) = worker_pids(server)
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"hunter2" not in environment
+        assert b"SEAMARK_ENCRYPTION_KEY" not in environment
+        builds = [instant for instant in client.timeline("db.t") if instant.action == "indexing"]
+        assert {instant.who for instant in builds} == {"service:seamark"}

@@ -1,0 +1,55 @@
+"""Service tokens: what the worker processes of table services log in with, and nobody else can make."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.keyring import Keyring, SigningKey
+from seamark.metaserver.access.service_tokens import PREFIX, ServiceTokens
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import Unauthenticated
+from tests.server.rig import LateClock
+
+
+def a_keyring(root: bytes = b"r" * 32) -> Keyring:
+    return Keyring([SigningKey(b"12345678", 0, root)], SystemClock())
+
+
+def test_a_token_is_a_writer_of_its_namespace_and_of_nothing_else() -> None:
+    tokens = ServiceTokens(a_keyring(), SystemClock())
+    principal, _ = tokens.principal(tokens.issue(("shop", "eu"), 60))
+    authorizer = Authorizer()
+    assert authorizer.allows(principal, "commitChange", ("shop", "eu"))
+    assert authorizer.allows(principal, "registerIndexFiles", ("shop", "eu", "deep"))
+    for namespace in ((), ("shop",), ("shop", "us"), ("other",)):
+        assert not authorizer.allows(principal, "loadTable", namespace)
+    for operation in ("purgeDropped", "addGrant", "createToken", "registerTable"):
+        assert not authorizer.allows(principal, operation, ("shop", "eu"))
+
+
+def test_a_token_ends_after_its_time() -> None:
+    clock = LateClock()
+    tokens = ServiceTokens(a_keyring(), clock)
+    token = tokens.issue(("shop",), 60)
+    clock.ahead_ms = 59_000
+    tokens.principal(token)
+    clock.ahead_ms = 61_000
+    with pytest.raises(Unauthenticated, match="expired"):
+        tokens.principal(token)
+
+
+def test_no_other_text_is_a_token() -> None:
+    tokens = ServiceTokens(a_keyring(), SystemClock())
+    token = tokens.issue(("shop",), 60)
+    raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
+    forged = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
+    texts = [PREFIX + base64.urlsafe_b64encode(one).decode().rstrip("=") for one in forged]
+    texts += [PREFIX, PREFIX + "é", PREFIX + "A" * 10_000, token[:-1], token + "A", PREFIX + "!" * 40]
+    for text in texts:
+        with pytest.raises(Unauthenticated):
+            tokens.principal(text)
+    with pytest.raises(Unauthenticated):
+        ServiceTokens(a_keyring(b"other" + b"r" * 27), SystemClock()).principal(token)
