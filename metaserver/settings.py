@@ -390,10 +390,14 @@ class Settings:
     )
     services_workers: int = setting(
         1,
-        "Worker processes that maintain tables: they build, merge and audit indexes. 0: none, for a server beside "
-        "which `seamark indexer` runs.",
+        "Worker processes that maintain tables: indexes and, where a policy enables it, data files. 0: none, for a "
+        "server beside which `seamark indexer` runs.",
         least=0,
         most=64,
+    )
+    services_compaction: bool = setting(
+        False,
+        "Compact tables without the property seamark.compaction.enabled: merge small data files, apply deletes.",
     )
     services_url: str = setting(
         "",

@@ -10,6 +10,7 @@ from typing import Any
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcess
 from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.connector.write.compaction import compact
 
 Table = tuple[str, ...]
 AUDIT_S_MAX = 600.0
@@ -25,4 +26,12 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     return {name: count for name, count in dataclasses.asdict(done).items() if count}
 
 
-JOBS: dict[str, Callable[[IndexClient, Table], dict[str, Any]]] = {"indexing": run_indexing}
+def run_compaction(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Compacts a table by its policy."""
+    return {name: count for name, count in dataclasses.asdict(compact(client, table)).items() if count}
+
+
+JOBS: dict[str, Callable[[IndexClient, Table], dict[str, Any]]] = {
+    "compaction": run_compaction,
+    "indexing": run_indexing,
+}

@@ -37,6 +37,7 @@ _COMMANDS = {
     "indexer": DeferredCommand(
         "seamark.metaserver.cli.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
     ),
+    "run": DeferredCommand("seamark.metaserver.cli.run:run", "Runs a maintenance job on a table: compact, index."),
     "trino-proxy": DeferredCommand(
         "seamark.metaserver.cli.trino_proxy:trino_proxy",
         "Serves Trino's client protocol and prunes the files of its queries.",

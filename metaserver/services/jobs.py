@@ -11,8 +11,6 @@ from seamark.metaserver.services.service import Job
 
 QUEUE_MAX = 20_000
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
-PAUSE_S = 1.0
-"""Least time between two jobs of a table; a job that took longer is followed by a pause as long as it took."""
 
 Key = tuple[str, str]
 
@@ -78,11 +76,12 @@ class JobQueue:
                 continue
 
     def finish(self, job: Job, *, failed: bool) -> float:
-        """Ends a job that `take` returned. A failed one is due again after the returned seconds."""
+        """Ends a job that `take` returned. A failed one is due again after the returned seconds; so is one that was
+        proposed meanwhile, after a pause at least as long as the job took."""
         now = self._now()
         took_s = now - self._running.pop(job.key)
         failures = self._resting.get(job.key, (0.0, 0))[1] + 1 if failed else 0
-        pause_s = min(BACKOFF_S * 2 ** (failures - 1), BACKOFF_MAX_S) if failed else max(PAUSE_S, took_s)
+        pause_s = min(BACKOFF_S * 2 ** (failures - 1), BACKOFF_MAX_S) if failed else max(job.pause_s, took_s)
         self._forget_rested(now)
         self._resting[job.key] = (now + pause_s, failures)
         again = self._repeated.pop(job.key, job if failed else None)

@@ -15,13 +15,15 @@ from seamark.metaserver.store.model import Entry, NamespacePath
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Work on one table. Jobs with a lower `priority` run first."""
+    """Work on one table. Jobs with a lower `priority` run first. `pause_s`: least time until the service's next job of
+    the table."""
 
     service: str
     namespace: NamespacePath
     table: str
     uuid: str
     priority: int = 5
+    pause_s: float = 1.0
 
     @property
     def key(self) -> tuple[str, str]:

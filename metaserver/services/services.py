@@ -10,6 +10,7 @@ import structlog
 
 from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.indexing import Indexing
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.watch import Load, TableWatch
@@ -61,4 +62,12 @@ async def open_scheduler(
     ]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, "services", holder, lasts_s=LEASE_S)
-    yield Scheduler([Indexing()], launchers, watch, timeline, lease, clock, observer)
+    yield Scheduler(
+        [Indexing(), Compaction(default=settings.services_compaction)],
+        launchers,
+        watch,
+        timeline,
+        lease,
+        clock,
+        observer,
+    )

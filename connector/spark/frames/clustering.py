@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +36,14 @@ from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, wanted_of
 from seamark.connector.read.scans import TaskReader, scan
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.read.tables import ScanTask, open_table, plan
 from seamark.connector.spark.frames.results import RESULT, result_of, results_of
 from seamark.connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
 from seamark.connector.spark.types import for_spark, spark_type
 from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import Attributes, Clustering, Reached, cuts, ordered
 from seamark.connector.write.curves import CURVES, HILBERT
+from seamark.connector.write.replacements import replacement
 from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -133,7 +133,7 @@ def cluster(
         "engine-version": spark.version,
         "clustered-by": f"{curve}({', '.join(by)})",
     }
-    body = {**_body(opened, tasks, written, branch), "summary": {**full_summary, **(summary or {})}}
+    body = {**replacement(opened, tasks, written, branch=branch), "summary": {**full_summary, **(summary or {})}}
     answer = commit(client, table, body, partial(written.discard, target.storage))
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
@@ -154,26 +154,6 @@ def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
     """The number of files of the target size."""
     most = file_bytes or as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, most)))
-
-
-def _body(opened: OpenTable, tasks: Sequence[ScanTask], written: WrittenFiles, branch: str) -> dict[str, Any]:
-    """Also removes delete files that apply only to these data files; their rows are not written again."""
-    deletes = {
-        delete["file-path"]: delete
-        for task in tasks
-        for delete in task.deletes
-        if not delete.get("referenced-data-file")
-    }
-    return {
-        "operation": "replace",
-        "branch": branch,
-        "table-uuid": opened.metadata.table_uuid,
-        "schema-id": opened.metadata.current_schema_id,
-        "read-snapshot-id": opened.snapshot_id,
-        "add": list(written.files),
-        "remove": [{"file-path": path} for path in (*(data_task.path for data_task in tasks), *deletes)],
-        "index-files": list(written.index_files),
-    }
 
 
 # What tasks do

@@ -1,0 +1,204 @@
+"""Compaction: merges small data files, and applies delete files, partition by partition.
+
+Invariant: no row is added, lost or changed, and row ids and sequence numbers of rows stay. Each batch of files is a
+commit of its own, so an interrupted compaction keeps what it has done. Writers never wait: if a file of a batch is
+changed meanwhile, this batch is given up, and the next compaction plans it again.
+
+Small files are merged by tiers: a file is rewritten only together with smaller files that are as large together. A row
+of a table that grows by small commits is therefore rewritten a logarithmic number of times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.names import Name
+from seamark.connector.client.values import At
+from seamark.connector.read.lineage import NAMES, has_lineage
+from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.write.appends import commit
+from seamark.connector.write.replacements import replacement
+from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
+from seamark.connector.write.target import WriteTarget, target_of, with_lineage
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+SMALL = 0.75
+"""A file below this part of the target size is small."""
+DELETED = 0.1
+"""A file is rewritten if about this part of its rows is deleted."""
+DELETE_FILES = 5
+"""A file to which this number of delete files applies is rewritten: readers open each of them."""
+_EQUAL = 2
+"""Two files are of one tier if the larger is at most this many times as large."""
+BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
+"""Limits of the files that one commit replaces."""
+
+
+@dataclass(frozen=True)
+class CompactionPolicy:
+    """`min_files`: the number of small files of a partition from which on they are merged."""
+
+    target_bytes: int = TARGET_BYTES_DEFAULT
+    min_files: int = 5
+
+    @staticmethod
+    def of(metadata: TableMetadata) -> CompactionPolicy:
+        """By the table's properties; defaults for absent and invalid values."""
+        properties = metadata.properties
+        return CompactionPolicy(
+            max(1, as_int(properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)),
+            max(2, as_int(properties, "seamark.compaction.min-files", 5)),
+        )
+
+
+@dataclass
+class CompactionReport:
+    """Files and bytes of the replaced and of the new data files. `conflicts`: batches that were given up because a
+    writer changed one of their files first; `files_skipped`: those whose format cannot be rewritten."""
+
+    commits: int = 0
+    conflicts: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    rows: int = 0
+    deletes_applied: int = 0
+    files_skipped: int = 0
+
+
+def compact(
+    client: SeamarkClient,
+    table: Name,
+    *,
+    policy: CompactionPolicy | None = None,
+    dry_run: bool = False,
+    branch: str = MAIN,
+) -> CompactionReport:
+    """Compacts a branch of a table, by default with the policy of its properties.
+
+    `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
+    estimate. BadRequest for a table of version 1; Unreadable, Refused.
+    """
+    opened = open_table(client, table, At(ref=branch))
+    if opened.metadata.format_version == 1:
+        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    policy = policy or CompactionPolicy.of(opened.metadata)
+    tasks = list(plan(client, opened))
+    report = CompactionReport()
+    readable = [task for task in tasks if _is_readable(task)]
+    report.files_skipped = len(tasks) - len(readable)
+    for batch in _batches(readable, policy):
+        size_bytes = sum(task.size_bytes for task in batch)
+        if dry_run:
+            new = WrittenFiles()
+            report.files_after += -(-size_bytes // policy.target_bytes)
+            report.bytes_after += size_bytes
+        else:
+            chosen = {task.path for task in batch}
+            others = [task for task in tasks if task.path not in chosen]
+            try:
+                new = _rewrite(client, opened, batch, others, branch)
+            except Conflict:
+                report.conflicts += 1
+                continue
+            report.commits += 1
+            report.files_after += len(new.files)
+            report.bytes_after += new.size_bytes
+        report.files_before += len(batch)
+        report.bytes_before += size_bytes
+        report.rows += new.rows
+        report.deletes_applied += len({delete["file-path"] for task in batch for delete in task.deletes})
+    return report
+
+
+def _is_readable(task: ScanTask) -> bool:
+    return str(task.file.get("file-format", "")).lower() == "parquet" and not task.file.get("key-metadata")
+
+
+def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[list[ScanTask]]:
+    """The files to replace, in the order of the plan, a batch for each commit."""
+    shared = Counter(delete["file-path"] for task in tasks for delete in task.deletes)
+    partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
+    for task in tasks:
+        partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
+    batch: list[ScanTask] = []
+    size_bytes = 0
+    for members in partitions.values():
+        for task in _chosen(members, shared, policy):
+            if batch and (size_bytes + task.size_bytes > BATCH_BYTES or len(batch) == BATCH_FILES):
+                yield batch
+                batch, size_bytes = [], 0
+            batch.append(task)
+            size_bytes += task.size_bytes
+    if batch:
+        yield batch
+
+
+def _chosen(members: Sequence[ScanTask], shared: Counter[str], policy: CompactionPolicy) -> list[ScanTask]:
+    """The files of a partition to replace: those with many deletes, and those that tiers merge."""
+    chosen = {task.path for task in members if _has_many_deletes(task, shared)}
+    small = [task for task in members if task.size_bytes < SMALL * policy.target_bytes and task.path not in chosen]
+    for tier in _tiers(small):
+        if len(tier) >= policy.min_files:
+            chosen.update(task.path for task in tier)
+    return [task for task in members if task.path in chosen]
+
+
+def _tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
+    """Divides files by size: each is at most as large as all smaller files of its tier together."""
+    tier: list[ScanTask] = []
+    size_bytes = 0
+    for task in sorted(small, key=lambda task: task.size_bytes):
+        if tier and task.size_bytes > size_bytes * (1 if len(tier) > 1 else _EQUAL):
+            yield tier
+            tier, size_bytes = [], 0
+        tier.append(task)
+        size_bytes += task.size_bytes
+    yield tier
+
+
+def _has_many_deletes(task: ScanTask, shared: Counter[str]) -> bool:
+    """By an estimate: the rows of a delete file are divided among the data files to which it applies."""
+    deleted = sum(delete.get("record-count", 0) / shared[delete["file-path"]] for delete in task.deletes)
+    return len(task.deletes) >= DELETE_FILES or deleted >= DELETED * max(1, task.records)
+
+
+def _rewrite(
+    client: SeamarkClient, opened: OpenTable, batch: Sequence[ScanTask], others: Sequence[ScanTask], branch: str
+) -> WrittenFiles:
+    """Conflict if a writer changed a file of the batch."""
+    target = target_of(opened.metadata, opened.storage)
+    written = _write(opened, target, batch).with_allowed_indexes(target.storage)
+    body = {**replacement(opened, batch, written, branch=branch, others=others), "summary": {"compacted-by": "seamark"}}
+    commit(client, opened.name, body, partial(written.discard, target.storage))
+    return written
+
+
+def _write(opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask]) -> WrittenFiles:
+    names = [field.name for field in opened.schema.fields]
+    if has_lineage(opened.metadata):
+        names, target = [*names, *NAMES], with_lineage(target)
+    reader = TaskReader(wanted_of(opened, names, TRUE), opened.storage, threads=False)
+    rows = 0
+    with TableWriter(target) as writer:
+        for rows_read in reader.read_all(batch):
+            rows += rows_read.num_rows
+            writer.write(rows_read)
+        written = writer.close()
+    if written.rows != rows:
+        written.discard(target.storage)
+        raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
+    return written

@@ -1,0 +1,45 @@
+"""The service that merges small data files and applies delete files, for tables whose policy enables it."""
+
+from __future__ import annotations
+
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool, as_int
+from seamark.metaserver.services.service import Job
+from seamark.metaserver.store.model import Entry
+
+ENABLED = "seamark.compaction.enabled"
+MIN_FILES = "seamark.compaction.min-files"
+TARGET_BYTES = "write.target-file-size-bytes"
+TARGET_BYTES_DEFAULT = 512 << 20
+_PRIORITY = 7
+"""After indexes, which queries miss more."""
+_SMALL = 0.75
+"""Of the target size: above this average, only deletes are worth a job."""
+_PAUSE_S, _FILES_A_SECOND = 60.0, 1000
+"""Least time between two compactions of a table, longer for many files, because each plans the whole table."""
+
+
+class Compaction:
+    """`default`: whether tables without the property are compacted."""
+
+    name = "compaction"
+
+    def __init__(self, *, default: bool) -> None:
+        self._default = default
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """By the totals of the current snapshot; the job plans the table and finds what is worth a rewrite."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or metadata.format_version == 1:
+            return None
+        if not as_bool(metadata.properties, ENABLED, self._default):
+            return None
+        totals = snapshot.summary_map()
+        files = as_int(totals, "total-data-files", 0)
+        if not as_int(totals, "total-delete-files", 0):
+            target_bytes = as_int(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
+            size_bytes = as_int(totals, "total-files-size", 0)
+            if files < as_int(metadata.properties, MIN_FILES, 5) or size_bytes >= _SMALL * target_bytes * files:
+                return None
+        pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)

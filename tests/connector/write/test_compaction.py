@@ -1,0 +1,210 @@
+"""Compaction against a model: whatever writers did and do meanwhile, the rows are the same before and after."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.expressions import In
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.read.scans import scan
+from seamark.connector.write import compaction
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "part", LongType(), required=False),
+    NestedField(3, "text", StringType(), required=False),
+)
+ARROW = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("text", pa.string())])
+BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+
+
+def rows(ids: range | list[int], seed: str = "") -> pa.Table:
+    return pa.table(
+        {"id": list(ids), "part": [number % 3 for number in ids], "text": [f"{seed}{number}" for number in ids]},
+        schema=ARROW,
+    )
+
+
+def read(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
+    """By our reader, which applies all kinds of deletes."""
+    return Counter(tuple(row.values()) for row in scan(client, table).to_arrow().to_pylist())
+
+
+def read_stock(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
+    """By PyIceberg, which reads no equality deletes."""
+    return Counter(tuple(row.values()) for row in catalog.load_table(table).scan().to_arrow().to_pylist())
+
+
+def create(
+    catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
+) -> None:
+    catalog.create_namespace_if_not_exists("db")
+    given = {"format-version": str(version), **{name.replace("_", "."): value for name, value in properties.items()}}
+    catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=given)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
+def test_small_files_become_few_with_the_same_rows(
+    client: IndexClient, served: Served, version: int, spec: PartitionSpec
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, spec)
+        for number in range(12):
+            upsert(client, "db.t", rows(range(number * 10, number * 10 + 10)), keys=["id"])
+        before = read(client)
+        assert sum(before.values()) == 120
+        planned = compact(client, "db.t", dry_run=True)
+        assert (planned.commits, planned.files_after) == (0, 1)
+        assert planned.files_before == (36 if spec.fields else 12)
+        assert read(client) == before
+        report = compact(client, "db.t")
+        partitions = 3 if spec.fields else 1
+        assert (report.commits, report.conflicts, report.rows) == (1, 0, 120)
+        assert (report.files_before, report.files_after) == (planned.files_before, partitions)
+        assert client.files("db.t").num_rows == partitions
+        assert read(client) == before
+        if version == 2:
+            assert read_stock(catalog) == before
+        assert compact(client, "db.t").commits == 0
+
+
+def test_deletes_are_applied_and_their_files_removed(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        table = catalog.load_table("db.t")
+        table.append(rows(range(1000)))
+        delete(client, "db.t", keys=pa.table({"id": list(range(500))}), mode=MERGE_ON_READ)
+        expected = Counter(tuple(row.values()) for row in rows(range(500, 1000)).to_pylist())
+        assert client.files("db.t", content="deletes").num_rows > 0
+        report = compact(client, "db.t")
+        assert (report.commits, report.deletes_applied) == (1, 1)
+        assert client.files("db.t", content="deletes").num_rows == 0
+        assert read(client) == expected
+        assert read_stock(catalog) == expected
+
+
+def test_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 3)
+        for number in range(6):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        upsert(client, "db.t", rows([2, 4], "new "), keys=["id"])
+        columns = ["id", "text", "_row_id", "_last_updated_sequence_number"]
+
+        def lineage() -> list[dict[str, Any]]:
+            return sorted(scan(client, "db.t", columns).to_arrow().to_pylist(), key=lambda row: row["id"])
+
+        before = lineage()
+        assert compact(client, "db.t").commits == 1
+        assert lineage() == before
+
+
+def test_a_change_of_a_file_gives_up_its_batch_alone(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART)
+        for number in range(6):
+            upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+        monkeypatch.setattr(compaction, "BATCH_FILES", 6)
+        write = compaction._write
+        calls: list[int] = []
+
+        def meddled(*given: Any) -> Any:
+            written = write(*given)
+            calls.append(1)
+            if len(calls) == 2:
+                delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
+                upsert(client, "db.t", rows([100, 101, 102]), keys=["id"])
+            return written
+
+        monkeypatch.setattr(compaction, "_write", meddled)
+        report = compact(client, "db.t")
+        assert (len(calls), report.commits, report.conflicts) == (3, 1, 2)
+        assert read(client) == Counter(tuple(row.values()) for row in rows([100, 101, 102]).to_pylist())
+
+
+def test_files_are_merged_by_tiers_so_that_growth_rewrites_little(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        rng = random.Random(3)
+        rewritten = 0
+        for number in range(120):
+            text = [rng.randbytes(200).hex() for _ in range(50)]
+            part = pa.table({"id": range(number * 50, number * 50 + 50), "part": [0] * 50, "text": text}, schema=ARROW)
+            catalog.load_table("db.t").append(part)
+            if number % 2:
+                rewritten += compact(client, "db.t").rows
+        assert sum(read(client).values()) == 6000
+        assert client.files("db.t").num_rows < 25
+        assert rewritten < 4 * 6000, "each row is rewritten about log5(120) times"
+
+
+def test_a_table_of_version_1_is_refused(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 1)
+        with pytest.raises(BadRequest, match="version 1"):
+            compact(client, "db.t")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_histories_with_compactions_between_and_within(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+) -> None:
+    """The oracle is a dictionary. Writers also commit between the plan of a compaction and its commit."""
+    rng = random.Random(f"{seed} {version}")
+    model: dict[int, str] = {}
+    write = compaction._write
+
+    def change(number: int) -> None:
+        ids = rng.sample(range(60), rng.randint(1, 12))
+        if rng.random() < 0.6:
+            upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+            model.update((one, f"{number}:{one}") for one in ids)
+        elif version == 2 and rng.random() < 0.4:
+            catalog.load_table("db.t").delete(In("id", ids))
+            for one in ids:
+                model.pop(one, None)
+        else:
+            delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
+            for one in ids:
+                model.pop(one, None)
+
+    numbers = iter(range(10_000))
+
+    def meddled(*given: Any) -> Any:
+        written = write(*given)
+        if rng.random() < 0.5:
+            change(next(numbers))
+        return written
+
+    monkeypatch.setattr(compaction, "_write", meddled)
+    monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
+    compactions = 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
+        for _ in range(25):
+            change(next(numbers))
+            if rng.random() < 0.4:
+                policy = CompactionPolicy(rng.choice([3000, 1 << 20]), rng.choice([2, 5]))
+                report = compact(client, "db.t", policy=policy)
+                compactions += report.commits
+                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+    assert compactions > 0
