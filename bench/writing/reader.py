@@ -34,7 +34,7 @@ from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, creat
 from bench.writing.writers import AnswersDiffer, read_since, reads
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
@@ -122,7 +122,7 @@ def _filled(made: Lake, size: Size, bases: Path) -> str:
     table = f"{NAMESPACE}.{name}"
     for column in (*(f"k{share}" for share in size.shares), "clustered"):
         made.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
-        with closing(InProcess()) as workers:
+        with closing(InProcessWorkers()) as workers:
             build(made.client, table, f"by_{column}", workers)
     return table
 

@@ -95,7 +95,7 @@ class _AuditedIndex:
         return verdict
 
 
-def verify_some(
+def verify_sample(
     client: IndexClient,
     table: Name,
     name: str,

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.filters import Mask, matching
 from seamark.connector.parquet.pages import Pages
-from seamark.connector.parquet.projection import Projected, identified
+from seamark.connector.parquet.projection import FileProjection, apply_name_mapping
 from seamark.connector.parquet.row_groups import RowGroups
 from seamark.connector.read.deleted_rows import Deletes
-from seamark.connector.read.lineage import Inherited
+from seamark.connector.read.lineage import InheritedLineage
 from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, Longs, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
 from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
@@ -56,11 +56,11 @@ class FileRowReader:
             root, steps = _path_to(column_id, read_plan.schema, read_plan.metadata.schemas)
             tested[root.id] = root
             self._column_paths[column_id] = (root.id, steps)
-        self._inherited = Inherited.of(task.file) if read_plan.lineage else None
+        self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
         outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
-        fields = identified(list(self.file.schema_arrow), self.mapping)
+        fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
         needed = {field.id: field for field in (*outputs, *tested.values())}
-        self._projected = Projected(fields, needed.values(), _identities(read_plan, task))
+        self._projected = FileProjection(fields, needed.values(), _identities(read_plan, task))
         self._tested_ids = list(tested)
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
@@ -198,7 +198,7 @@ class FileRowReader:
             elif self._inherited is None:
                 arrays.append(pa.nulls(count, pa.int64()))
             else:
-                arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], positions))
+                arrays.append(self._inherited.fill(lineage[name], columns[lineage[name]], positions))
         if self.read_plan.positions:
             arrays.append(pa.array(positions))
         return _batch(arrays, self.read_plan.arrow, count)

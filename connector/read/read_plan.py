@@ -89,7 +89,7 @@ class ReadPlan:
         return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 
 
-def wanted_of(
+def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
     """The read plan for these columns; for None, all columns."""

@@ -34,11 +34,11 @@ from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import parse_name_mapping
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
-from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, wanted_of
+from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, with_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
 
 _HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
@@ -97,7 +97,7 @@ def scan(
     """
     opened = open_table(client, table, at)
     bound = bound_filter(where, opened)
-    read_plan = wanted_of(opened, columns, bound)
+    read_plan = plan_read(opened, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
         tasks_of_plan = plan(client, opened, bound, least_rows=limit)
@@ -189,7 +189,7 @@ def _open_file(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFil
 def _naming_file(path: str) -> Iterator[None]:
     try:
         yield
-    except InDoubt as error:
+    except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error

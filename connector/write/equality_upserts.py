@@ -30,22 +30,22 @@ from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 EQUALITY = "equality"
 
 
-def check_unlocated(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
+def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
     """ValueError for arguments that require stored rows."""
     for name, given in (("precombine", precombine), ("columns", columns)):
         if given is not None:
-            raise ValueError(f"{name} needs the stored rows, which are not looked up by way of {EQUALITY!r}")
+            raise ValueError(f"{name} needs the stored rows, which are not looked up with strategy={EQUALITY!r}")
     if mode is not None and mode.lower() != "merge-on-read":
         raise ValueError(f"mode is {mode!r}; what is not looked up can only be marked as deleted: merge-on-read")
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
-    """Unwritable if `unlocated` would raise it for every batch."""
+    """Unwritable if `write_equality_upsert` would raise it for every batch."""
     check_equality_deletes(target, keys)
     _specs(opened.metadata, keys)
 
 
-def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
+def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
     """Deletes all rows with the keys of the batch and, unless `deletes` is True, adds the rows of the batch.
 
     Unwritable for floating-point key columns, tables of version 1, and tables of which every partition spec has fields

@@ -14,10 +14,10 @@ import numpy as np
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Conflict
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.row_locations import BatchKeys, FoundRows, LocatedKeys, locate
+from seamark.connector.write.row_locations import BatchKeys, LocatedKeys, MatchedRows, locate
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
@@ -26,7 +26,7 @@ KIND = "RowsChangedException"
 
 
 def check_unchanged(
-    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, way: str | None
+    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, strategy: str | None
 ) -> None:
     """Conflict if rows with the keys have changed between a snapshot (None: the empty table) and the opened snapshot.
 
@@ -38,8 +38,8 @@ def check_unchanged(
             f"The snapshot {read_snapshot_id}, which the rows were read from, is not in the history of the table's "
             "branch, or has expired; read them again and compute the change anew"
         )
-    before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, way)
-    after = locate(client, opened, keys, way)
+    before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, strategy)
+    after = locate(client, opened, keys, strategy)
     differing = _row_places(before) ^ _row_places(after)
     ordinals = {ordinal for _, _, ordinal in differing}
     if not ordinals or _row_values(opened, before, ordinals) == _row_values(opened, after, ordinals):
@@ -83,13 +83,13 @@ def _row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> 
 
 
 def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
-    reader = TaskReader(wanted_of(opened, None, TRUE), opened.storage)
+    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
     ordinal_array = np.fromiter(ordinals, dtype=np.int64)
     for rows in located.files:
         chosen = np.isin(rows.keys, ordinal_array)
         if not chosen.any():
             continue
-        rows_of_keys = FoundRows(rows.task, rows.positions[chosen], rows.keys[chosen])
+        rows_of_keys = MatchedRows(rows.task, rows.positions[chosen], rows.keys[chosen])
         values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
         if len(values) != len(rows_of_keys.keys):
             raise Unreadable(rows_of_keys.task.path, "it has not all the rows that an index says are live in it")

@@ -101,7 +101,7 @@ class RowChange:
 NOTHING = RowChange(None, Report(), WrittenFiles())
 
 
-def committed(
+def commit_row_change(
     client: SeamarkClient,
     table: Name,
     prepare: Callable[[OpenTable, WriteTarget], RowChange],
@@ -121,7 +121,7 @@ def committed(
         fields["producer"] = producer_fields
     fields["change-id"] = str(uuid.uuid4())  # with it, the server counts the conflicts of this change
     opened = open_table(client, table, At(ref=branch), history=history)
-    check_takes_deletes(opened.metadata)
+    check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
     attempt = 0
     while True:
@@ -164,7 +164,7 @@ def _first_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any])
         return None
 
 
-def check_takes_deletes(metadata: TableMetadata) -> None:
+def check_supports_deletes(metadata: TableMetadata) -> None:
     """Unwritable for a table whose format version has no delete files."""
     if metadata.format_version == 1:
         raise Unwritable(

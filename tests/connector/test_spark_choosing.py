@@ -10,7 +10,7 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark import reader_choice as choosing
@@ -40,7 +40,7 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
         append(client, "db.t", pa.table({"id": ids, "k": keys}, schema))
     if indexed:
         client.put_index("db.t", "by_k", kind="bitmap", columns=["k"])
-        with closing(InProcess()) as workers:
+        with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
     for asked in (source.randrange(300) for _ in range(10)):

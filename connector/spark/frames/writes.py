@@ -56,7 +56,7 @@ DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
 _PLACE = "_seamark_partition"
 UPSERT, DELETE = "upsert", "delete"
-_KEYED = ("keys", "row_mode", "way", "read_snapshot_id", "attempts", "driver_rows")
+_KEYED = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     APPEND: ("distribution",),
     OVERWRITE: ("distribution", "where"),
@@ -111,7 +111,7 @@ def write(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     row_mode: str | None = None,
-    way: str | None = None,
+    strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
@@ -137,8 +137,8 @@ def write(
 
     An upsert needs `keys`. A delete uses the table's identifier fields by default, or the frame's only column.
     `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
-    `columns`, `way`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values any may
-    be kept. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
+    `columns`, `strategy`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values
+    any may be kept. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
     ValueError for an unknown mode or distribution, and for parameters of another mode. Unwritable, before any task
     starts, for columns that the table does not have or that have another type. If values do not fit the table, Spark's
@@ -178,7 +178,7 @@ def _changed(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     row_mode: str | None = None,
-    way: str | None = None,
+    strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
@@ -192,7 +192,7 @@ def _changed(
         None if columns is None else tuple(columns),
         mode == DELETE,
         row_mode,
-        way,
+        strategy,
         read_snapshot_id,
     )
     return change(client, df, table, request, attempts=attempts, driver_rows=driver_rows, **commit)

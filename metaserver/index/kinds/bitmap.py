@@ -84,10 +84,10 @@ def build(keys: Keys) -> FileBitmap:
     return FileBitmap(build_section(keys))
 
 
-def encode(builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
     """The bytes of a blob of these data files, in order. ValueError if keys are codes in one file and bytes in
     another."""
-    return _assembled([memoryview(built.section) for built in builts])
+    return _assembled([memoryview(entry.section) for entry in entries])
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
@@ -359,8 +359,8 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBitmap:
         return build(columns[0])
 
-    def encode(self, builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-        return encode(builts)
+    def encode(self, entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+        return encode(entries)
 
     def merge(self, parts: Sequence[tuple[Bitmap, Mask]]) -> list[bytes | memoryview]:
         return merge(parts)

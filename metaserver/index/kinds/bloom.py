@@ -137,16 +137,16 @@ class _Group:
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
-def encode(builts: Sequence[FileBloom]) -> list[Bytes]:
+def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
     """The blob of these data files, in pieces. ValueError for filters with different k, or for no filters."""
-    counts = {built.hash_count for built in builts}
+    counts = {entry.hash_count for entry in entries}
     if len(counts) != 1:
         raise ValueError(f"the filters of a blob set one number of bits a key; these set {sorted(counts)}")
 
     def fill(group: _Group, out: Bytes) -> None:
-        _bloom.slice_filters([builts[file].words for file in group.files.tolist()], group.geometry(), 0, out)
+        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.geometry(), 0, out)
 
-    return _blob(counts.pop(), [built.filter_bits for built in builts], fill)
+    return _blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
@@ -380,8 +380,8 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
         return build(columns[0], parameters.get("fpp", FPP))
 
-    def encode(self, builts: Sequence[FileBloom]) -> list[Bytes]:
-        return encode(builts)
+    def encode(self, entries: Sequence[FileBloom]) -> list[Bytes]:
+        return encode(entries)
 
     def merge(self, parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
         return merge(parts)

@@ -99,12 +99,12 @@ class RemoteIndex(Protocol):
         ...
 
 
-Built = TypeVar("Built")
+Entry = TypeVar("Entry")
 """The index entry of one data file, before it is encoded; picklable."""
 Opened = TypeVar("Opened", bound=OpenedBlob)
 
 
-class IndexKind(ABC, Generic[Built, Opened]):
+class IndexKind(ABC, Generic[Entry, Opened]):
     name: str
     """Lower-case letters; used in definitions, in the registry, in the blob's type and as a stage name of plans."""
     version: int = 1
@@ -128,11 +128,11 @@ class IndexKind(ABC, Generic[Built, Opened]):
     # Build and codec
 
     @abstractmethod
-    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Built:
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Entry:
         """The index entry of one data file, from its keys for each term. ValueError if the file cannot be indexed."""
 
     @abstractmethod
-    def encode(self, builts: Sequence[Built]) -> Iterable[Any]:
+    def encode(self, entries: Sequence[Entry]) -> Iterable[Any]:
         """The buffers of a blob of these data files, in order."""
 
     @abstractmethod

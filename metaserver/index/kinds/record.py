@@ -87,10 +87,10 @@ def key_hash(parts: Sequence[Key | float | None]) -> tuple[int, int]:
     return row_hash(parts)
 
 
-def encode(builts: Sequence[FileRecords]) -> Iterator[Part]:
+def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
     """A blob in parts. Data files are numbered in the given order."""
-    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(builts)]
-    return _written(Merger(runs, len(builts)), len(builts))
+    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
+    return _written(Merger(runs, len(entries)), len(entries))
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
@@ -293,8 +293,8 @@ class RecordKind(IndexKind[FileRecords, Record]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileRecords:
         return build(columns)
 
-    def encode(self, builts: Sequence[FileRecords]) -> Iterator[Part]:
-        return encode(builts)
+    def encode(self, entries: Sequence[FileRecords]) -> Iterator[Part]:
+        return encode(entries)
 
     def merge(self, parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
         return merge(parts)

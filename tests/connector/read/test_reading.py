@@ -22,7 +22,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
-from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, wanted_of
+from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, with_rows
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array
@@ -282,7 +282,7 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
     served.run(make())
     opened = open_table(client, "db.t", At())
     (task,) = plan(client, opened)
-    wanted = pickle.loads(pickle.dumps(wanted_of(opened, ["id"], TRUE)))
+    wanted = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
     cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
     found = []
     for start, end in pairwise(cuts):
@@ -308,7 +308,7 @@ def test_what_one_set_of_deletes_took_and_another_did_not_can_be_read(
     for first in range(1, last):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
         now = {one.path: one for one in plan(client, after)}
-        reader = TaskReader(wanted_of(before, [FILE, POSITION], TRUE), before.storage)
+        reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
         gone = set()
         for task in plan(client, before):
             part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
@@ -367,7 +367,7 @@ def test_files_that_are_not_read_are_told_by_name(served: Served, client: Seamar
 
     stored = served.run(make())
     opened = open_table(client, "db.t", At())
-    wanted = wanted_of(opened, None, TRUE)
+    wanted = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
     def told(**changed: Any) -> str:
@@ -428,5 +428,5 @@ def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, cl
     bound = bound_filter("id = 1", opened)
     tasks = list(with_rows(client, opened, bound, plan(client, opened, bound)))
     counts = ReadCounts()
-    reader = TaskReader(wanted_of(opened, None, bound), opened.storage, counts=counts)
+    reader = TaskReader(plan_read(opened, None, bound), opened.storage, counts=counts)
     assert sum(batch.num_rows for batch in reader.read_all(tasks)) == counts.rows == 1

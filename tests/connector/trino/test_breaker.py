@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX, PATIENCE_MAX_S, PATIENCE_S, Breaker
+from seamark.connector.trino.protocol.circuit_breaker import BACKOFF_MAX_S, BACKOFF_S, FAILURES_MAX, Breaker
 
 
 class Hands:
@@ -42,7 +42,7 @@ def test_it_opens_after_failures_in_a_row_and_not_before() -> None:
 def test_one_tries_and_success_closes_it() -> None:
     hands = Hands()
     breaker = opened(hands)
-    hands.now_s += PATIENCE_S
+    hands.now_s += BACKOFF_S
     assert [breaker.may_ask() for _ in range(3)] == [True, False, False]
     breaker.succeeded()
     assert breaker.may_ask()
@@ -56,11 +56,11 @@ def test_each_trial_that_fails_doubles_the_time_up_to_a_bound() -> None:
     for _ in range(10):
         begun_s = hands.now_s
         while not breaker.may_ask():
-            hands.now_s += PATIENCE_S / 4
+            hands.now_s += BACKOFF_S / 4
         waits.append(hands.now_s - begun_s)
         breaker.failed()
-    assert waits[:4] == [PATIENCE_S, 2 * PATIENCE_S, 4 * PATIENCE_S, 8 * PATIENCE_S]
-    assert waits[-1] == PATIENCE_MAX_S
+    assert waits[:4] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
+    assert waits[-1] == BACKOFF_MAX_S
 
 
 def test_failures_of_those_who_asked_before_it_opened_change_nothing() -> None:
@@ -68,16 +68,16 @@ def test_failures_of_those_who_asked_before_it_opened_change_nothing() -> None:
     breaker = opened(hands)
     for _ in range(100):
         breaker.failed()
-    hands.now_s += PATIENCE_S
+    hands.now_s += BACKOFF_S
     assert breaker.may_ask()
 
 
 def test_a_trial_of_which_nothing_is_heard_is_followed_by_another() -> None:
     hands = Hands()
     breaker = opened(hands)
-    hands.now_s += PATIENCE_S
+    hands.now_s += BACKOFF_S
     assert breaker.may_ask()
-    hands.now_s += PATIENCE_S
+    hands.now_s += BACKOFF_S
     assert breaker.may_ask()
 
 
@@ -96,5 +96,5 @@ def test_it_always_asks_again_in_the_end(steps: list[str]) -> None:
                 assert breaker.may_ask()
             case "failed":
                 breaker.failed()
-    hands.now_s += PATIENCE_MAX_S
+    hands.now_s += BACKOFF_MAX_S
     assert breaker.may_ask()

@@ -65,7 +65,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
     "stale upsert": lambda client, **how: upsert(
         client, "db.t", rows((9, "b", 1)), keys=["id"], precombine="ts", **how
     ),
-    "unlocated": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], way=EQUALITY, **how),
+    "unlocated": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], strategy=EQUALITY, **how),
     "overwrite": lambda client, **how: overwrite_partitions(client, "db.t", rows(), **how),
 }
 

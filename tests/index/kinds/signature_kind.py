@@ -62,9 +62,9 @@ class SignatureKind(IndexKind[Signature, Signatures]):
         signature[(hashes if keys.present is None else hashes[keys.present]) % np.uint64(width)] = 1
         return signature
 
-    def encode(self, builts: Sequence[Signature]) -> list[bytes]:
-        data = np.stack(builts).tobytes()
-        return [_HEAD.pack(len(builts[0]), crc32(data)), data]
+    def encode(self, entries: Sequence[Signature]) -> list[bytes]:
+        data = np.stack(entries).tobytes()
+        return [_HEAD.pack(len(entries[0]), crc32(data)), data]
 
     def merge(self, parts: Sequence[tuple[Signatures, Mask]]) -> list[bytes]:
         return self.encode([signature for index, keep in parts for signature in index.rows[keep]])

@@ -175,13 +175,13 @@ def test_equal_hashes_and_extreme_ones_are_told_apart_where_they_can_be(seed: in
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
     known: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    builts = []
+    entries = []
     for file in range(draw.randrange(1, 6)):
         rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
-        builts.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
+        entries.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
         for position, pair in enumerate(rows):
             known[pair].append((file, position))
-    record = opened(encode(builts))
+    record = opened(encode(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
     draw.shuffle(pairs)
@@ -289,9 +289,9 @@ def test_an_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> No
     tracemalloc.start()
     rounds = []
     for group in range(10):
-        builts = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
-        rounds.append(stored(tmp_path / str(group), encode(builts)))
-        del builts
+        entries = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
+        rounds.append(stored(tmp_path / str(group), encode(entries)))
+        del entries
     tracemalloc.reset_peak()
     whole = stored(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
     whole.verify()

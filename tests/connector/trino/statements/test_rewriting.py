@@ -316,7 +316,7 @@ async def test_times_without_a_zone_prune_where_the_zone_is_known(
 
 
 async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
     server, told = Seamark(wait_s=600.0), []
     async with rewriter(server, Limits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
