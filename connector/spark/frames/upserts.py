@@ -327,9 +327,7 @@ class _Rows(msgspec.Struct, frozen=True):
 
     def found(self) -> MatchedRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
-        return MatchedRows(
-            ScanTask(self.file, tuple(self.deletes)), positions, np.zeros(len(positions), dtype=np.int64)
-        )
+        return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
 
 
 class _Result(msgspec.Struct, frozen=True):
