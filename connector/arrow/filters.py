@@ -62,7 +62,7 @@ def check_filter(expression: Expression) -> None:
             for child in children:
                 check_filter(child)
         case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and not (kind == "struct" and op in _NULLITY):
-            raise ValueError(f"rows cannot be chosen by {op} of {name}, a {kind}, or within one")
+            raise ValueError(f"rows cannot be selected by {op} of {name}, a {kind}, or within one")
 
 
 def _matches(predicate: Bound, column: pa.Array) -> Mask:

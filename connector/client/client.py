@@ -59,7 +59,7 @@ class SeamarkClient:
 
     def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
+            raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
@@ -191,7 +191,7 @@ class SeamarkClient:
             found = msgspec.json.decode(answer, type=_LoadTableResult)
             location = str(msgspec.json.decode(found.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self.url} answers with something that is no table: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not table: {error}") from None
         storage = dict(found.config)
         for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= given["config"] if f"{location}/".startswith(given["prefix"]) else {}
@@ -288,7 +288,7 @@ class SeamarkClient:
             told = {name.replace("-", "_"): value for name, value in found.items()}
             return PlanTable(**{**told, "joins": tuple(told.get("joins", ()))})
         except TypeError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 
     # Where rows are
 
@@ -306,7 +306,7 @@ class SeamarkClient:
         try:
             return lookup_of(self._table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self.url} answers with something that is no lookup: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not lookup: {error}") from None
 
     def bitmap(
         self,
@@ -342,7 +342,7 @@ class SeamarkClient:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
-            raise ServerFailed(f"{self.url} answers with something that is no Arrow stream: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not an Arrow stream: {error}") from None
 
     def _pages(
         self,
@@ -372,7 +372,7 @@ class SeamarkClient:
         try:
             return json.loads(raw)
         except ValueError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no JSON: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not JSON: {error}") from None
 
     def _request(
         self,

@@ -153,7 +153,7 @@ def _task_of(index: Index, loaded: LoadedTable, metadata: TableMetadata) -> Inde
     """A task without a folder, because nothing is written."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
-        raise BadRequest(f"The table at {loaded.location} has no table-uuid, so its indexes are nobody's")
+        raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)
     return IndexTask(metadata.table_uuid, definition, projection, "", Storage(loaded.storage))
 

@@ -248,7 +248,7 @@ class Pages:
             start, data = next(span for span in reversed(chunks_read) if span[0] <= offset)
             part = data[offset - start : offset - start + size]
             if len(part) != size:
-                raise ValueError(f"{size} bytes at {offset} are not all there")
+                raise ValueError(f"{size} bytes at {offset} are missing in part")
             results.append(part)
         return results
 
@@ -271,7 +271,7 @@ def _page_header(data: bytes) -> Fields:
     """The header of a page. ValueError if `data` is not exactly one page."""
     header, end = thrift.read(data)
     if end + header[_PAGE_PACKED][1] != len(data):
-        raise ValueError("a page ends elsewhere than the page index says")
+        raise ValueError("a page does not end where the page index says")
     return header
 
 

@@ -36,7 +36,7 @@ def parse_name_mapping(text: str) -> tuple[NameMapping, ...]:
     try:
         return msgspec.json.decode(text, type=tuple[NameMapping, ...])
     except msgspec.MsgspecError as error:
-        raise ValueError(f"the table's name mapping makes no sense: {error}") from None
+        raise ValueError(f"the table's name mapping is invalid: {error}") from None
 
 
 def apply_name_mapping(fields: Sequence[pa.Field], mapping: Sequence[NameMapping] | None) -> list[pa.Field]:

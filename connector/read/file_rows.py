@@ -238,7 +238,7 @@ def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple
             kind = kind.fields[position].type
         current = next((field for field in schema.fields if field.id == root.id), None)
         if current is not None and candidate is not schema:
-            raise ValueError(f"column {column_id} was dropped from within {current.name}, and is not read any more")
+            raise ValueError(f"column {column_id} was dropped from {current.name} and cannot be read")
         return root, tuple(steps)
     raise ValueError(f"no schema of the table has the column {column_id}")
 
@@ -252,7 +252,7 @@ def _nested_value(column: pa.Array, steps: Iterable[int]) -> pa.Array:
 def spec_of(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
     spec = metadata.spec(task.spec_id)
     if spec is None:
-        raise ValueError(f"its partition spec {task.spec_id} is none of the table's")
+        raise ValueError(f"its partition spec {task.spec_id} is not in the table's metadata")
     return spec
 
 
@@ -260,7 +260,9 @@ def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]
     """The file's partition values by field id, for columns of the schema. ValueError for invalid values."""
     spec, partition = spec_of(read_plan.metadata, task), task.file.get("partition") or ()
     if len(partition) != len(spec.fields):
-        raise ValueError(f"the plan tells {len(partition)} partition values of {len(spec.fields)}")
+        raise ValueError(
+            f"the plan has {len(partition)} partition values, the partition spec {len(spec.fields)} fields"
+        )
     values: dict[int, Value | None] = {}
     for spec_field, json in zip(spec.fields, partition, strict=True):
         column = read_plan.schema.column(spec_field.sources[0]) if len(spec_field.sources) == 1 else None

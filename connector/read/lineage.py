@@ -53,9 +53,7 @@ class InheritedLineage:
         if first is None:
             return None
         if file.get(SEQUENCE_NUMBER) is None:
-            raise AmbiguousColumn(
-                "the plan does not tell its sequence number, so that the lineage of its rows is not known"
-            )
+            raise AmbiguousColumn("the plan has no sequence number for it, so the row lineage is unknown")
         return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:

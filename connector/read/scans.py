@@ -171,9 +171,9 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 def _open_file(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, Pages]]:
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
-        raise Unreadable(task.path, f"data files of format {kind!r} are not read here; Parquet files are")
+        raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
     if task.file.get("key-metadata"):
-        raise Unreadable(task.path, "it is encrypted, and such files are not read here")
+        raise Unreadable(task.path, "it is encrypted; encrypted files are not supported")
     filesystem, path = storage.open(task.path)
     with (
         filesystem.open_input_file(path) as source,

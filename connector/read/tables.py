@@ -108,7 +108,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     if len(at.given()) > 1:
-        raise BadRequest(f"{' and '.join(at.given())} are both given; say which snapshot in one way")
+        raise BadRequest(f"{' and '.join(at.given())} are both given; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
@@ -119,7 +119,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
     if at.as_of_ms is not None:
         earlier = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at.as_of_ms]
         if not earlier:
-            raise BadRequest(f"The table has no snapshot as old as as-of={at.as_of_ms}")
+            raise BadRequest(f"The table has no snapshot at or before as-of={at.as_of_ms}")
         return earlier[-1].snapshot_id, _schema_of(metadata, earlier[-1].snapshot_id)
     if at.snapshot_id is not None:
         return at.snapshot_id, _schema_of(metadata, at.snapshot_id)
@@ -129,7 +129,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
 def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
     snapshot = metadata.snapshot(snapshot_id)
     if snapshot is None:
-        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
+        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
     schema = None if snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     return schema or metadata.current_schema
 

@@ -142,7 +142,7 @@ def read(
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
     if not uri:
-        raise BadRequest(f"{name!r} is no catalog of this session: connect(spark, {name!r}, uri) makes it one")
+        raise BadRequest(f"{name!r} is not a catalog of this session: connect(spark, {name!r}, uri) makes it one")
     client = SeamarkClient(uri, token=token or None)
     opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
     if where is not None and opened is not None and _suits_seamark_reader(spark, client, opened, where):

@@ -83,7 +83,7 @@ class Attributes:
     def __init__(self, by: Sequence[str], joins: Mapping[str, JoinedRows], schema: pa.Schema) -> None:
         """`schema`: that of the clustered rows."""
         if not by:
-            raise BadRequest("Say by which attributes rows are to be clustered")
+            raise BadRequest("Give at least one attribute by which rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """By joined table: the columns of the clustered rows, and the lookup of their keys."""

@@ -272,7 +272,7 @@ def write_equality_deletes(
         ]
         raise Unwritable(
             f"the table is partitioned by {', '.join(named) or 'columns that are gone'}, not in the key "
-            f"{', '.join(columns)}: in which partitions rows go is not known; use a spec without fields"
+            f"{', '.join(columns)}: the partitions of the stored rows are unknown; use a spec without fields"
         )
     arrow, partitioner = arrow_schema(schema), Partitioner(spec, schema)
     rows = keys.select(list(columns)).combine_chunks()
@@ -312,13 +312,15 @@ def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schem
 def _key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
     by_name = {field.name: field for field in schema.fields}
     if unknown := [name for name in columns if name not in by_name]:
-        raise Unwritable(f"the table has no column {unknown[0]}, which is to be of a key")
+        raise Unwritable(f"the table has no column {unknown[0]}, which is given as a key column")
     fields = [by_name[name] for name in columns]
     for field in fields:
         if not isinstance(field.type, str) or field.type in FLOATS:
-            raise Unwritable(f"column {field.name} is of a type that readers do not compare alike; it makes no key")
+            raise Unwritable(
+                f"column {field.name} has a type that readers compare differently; it cannot be a key column"
+            )
     if not fields or len(set(columns)) < len(columns):
-        raise Unwritable("a key has at least one column, and each once")
+        raise Unwritable("a key has at least one column and no column twice")
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 
 

@@ -34,9 +34,9 @@ def check_equality_arguments(mode: str | None, precombine: str | None, columns: 
     """ValueError for arguments that require stored rows."""
     for name, given in (("precombine", precombine), ("columns", columns)):
         if given is not None:
-            raise ValueError(f"{name} needs the stored rows, which are not looked up with strategy={EQUALITY!r}")
+            raise ValueError(f"{name} needs the stored rows, which strategy={EQUALITY!r} does not read")
     if mode is not None and mode.lower() != "merge-on-read":
-        raise ValueError(f"mode is {mode!r}; what is not looked up can only be marked as deleted: merge-on-read")
+        raise ValueError(f"mode is {mode!r}; strategy={EQUALITY!r} requires merge-on-read")
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
@@ -80,8 +80,8 @@ def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpe
     if foreign:
         spec, field = foreign[0]
         raise Unwritable(
-            f"partition spec {spec.spec_id} of the table is by {field.name}, which is not of the key "
-            f"{', '.join(columns)}: in which partitions rows go is not known, and the table has no spec without fields "
-            "for deletes in all of them; let rows be located, or have its columns in the key"
+            f"partition spec {spec.spec_id} of the table has the field {field.name}, which is not derived "
+            f"from the key {', '.join(columns)}: the partitions of the stored rows are unknown, and the table has no "
+            "spec without fields. Use another strategy, or add the source columns of the field to the key"
         )
     return list(metadata.partition_specs)

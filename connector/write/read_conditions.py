@@ -36,7 +36,7 @@ def check_unchanged(
     if not _is_ancestor(opened, read_snapshot_id):
         raise rows_changed(
             f"The snapshot {read_snapshot_id}, which the rows were read from, is not in the history of the table's "
-            "branch, or has expired; read them again and compute the change anew"
+            "branch, or has expired; read them again and repeat the change"
         )
     before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, strategy)
     after = locate(client, opened, keys, strategy)
@@ -48,7 +48,7 @@ def check_unchanged(
     first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
     raise rows_changed(
         f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
-        f"{str(first)[:200]} may be one; read them again and compute the change anew"
+        f"{str(first)[:200]} may be one; read them again and repeat the change"
     )
 
 
@@ -92,5 +92,5 @@ def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) ->
         rows_of_keys = MatchedRows(rows.task, rows.positions[chosen], rows.keys[chosen])
         values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
         if len(values) != len(rows_of_keys.keys):
-            raise Unreadable(rows_of_keys.task.path, "it has not all the rows that an index says are live in it")
+            raise Unreadable(rows_of_keys.task.path, "it lacks rows that are live according to an index")
         yield from zip(rows_of_keys.keys.tolist(), map(repr, values), strict=True)

@@ -237,19 +237,19 @@ def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) 
         ids = {field.id: field.name for field in schema.fields}
         names = [ids[column_id] for column_id in schema.identifier_field_ids if column_id in ids]
         if len(names) < len(schema.identifier_field_ids):
-            raise Unwritable("identifier fields of the table lie in structs; say which columns are the key: key=[…]")
+            raise Unwritable("identifier fields of the table are inside structs; name the key columns: key=[…]")
     elif len(rows) == 1:
         names = list(rows)
     else:
         raise Unwritable(
-            f"the rows have the columns {', '.join(rows)[:500]}, and the table has no identifier fields; say which of "
-            "them are the key: key=[…]"
+            f"the rows have the columns {', '.join(rows)[:500]}, and the table has no identifier fields; name the "
+            "key columns: key=[…]"
         )
     for name in names:
         if (times := list(rows).count(name)) != 1:
             columns_text = "no column" if not times else f"{times} columns"
             raise Unwritable(
-                f"the rows have {columns_text} {name}, which is of the key; they have {', '.join(rows)[:500]}"
+                f"the rows have {columns_text} {name}, which is a key column; they have {', '.join(rows)[:500]}"
             )
     return names
 
@@ -258,12 +258,12 @@ def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
     """The fields of the key columns. Unwritable for columns that cannot be a key."""
     by_name = {field.name: field for field in schema.fields}
     if not names or len(set(names)) < len(names):
-        raise Unwritable("a key has at least one column, and each once")
+        raise Unwritable("a key has at least one column and no column twice")
     for name in names:
         if name not in by_name:
-            raise Unwritable(f"the table has no column {name}, which is to be of the key; it has {', '.join(by_name)}")
+            raise Unwritable(f"the table has no key column {name}; it has {', '.join(by_name)}")
         if not isinstance(by_name[name].type, str):
-            raise Unwritable(f"column {name} is of no primitive type; it makes no key")
+            raise Unwritable(f"column {name} has no primitive type and cannot be a key column")
     fields = [by_name[name] for name in names]
     arrow_schema(Schema(tuple(fields), schema.id))
     return fields
@@ -318,7 +318,7 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: s
     if answer is not None:
         if missing := answer.rows.keys() - tasks.keys() - answer.unsure:
             raise ServerFailed(
-                f"{min(missing)} has rows of the keys by the index {answer.index}, and is in no plan for them"
+                f"{min(missing)} has rows of the keys according to the index {answer.index}, but is not in the plan for them"
             )
         located = [MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
     to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]

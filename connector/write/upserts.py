@@ -151,12 +151,12 @@ def delete(
     `key` names the key columns of `keys`: by default the table's identifier fields, else the only column of `keys`.
     Other columns are ignored. Unwritable if the key columns cannot be determined or one of them is missing."""
     if (keys is None) == (where is None):
-        raise ValueError("say which rows are to go, by keys or by a predicate (where)")
+        raise ValueError("give either keys or a predicate (where)")
     if where is not None and (key is not None or read_snapshot_id is not UNSET):
-        raise ValueError("key and read_snapshot_id are of a delete by keys, not by a predicate (where)")
+        raise ValueError("key and read_snapshot_id apply to a delete by keys, not by a predicate (where)")
     check_names(key, None)
     if strategy == EQUALITY and keys is None:
-        raise ValueError(f"with strategy={EQUALITY!r} rows go by keys, not by a predicate (where)")
+        raise ValueError(f"with strategy={EQUALITY!r} rows are deleted by keys, not by a predicate (where)")
     check_arguments(mode, strategy, read_snapshot_id=read_snapshot_id)
     batches = None if keys is None else list(batches_of(keys))
 
@@ -202,9 +202,7 @@ def check_arguments(
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
     if strategy == EQUALITY and read_snapshot_id is not UNSET:
-        raise ValueError(
-            f"read_snapshot_id needs the stored rows, of which nothing is looked up with strategy={EQUALITY!r}"
-        )
+        raise ValueError(f"read_snapshot_id needs the stored rows, which strategy={EQUALITY!r} does not read")
     if strategy == EQUALITY:
         check_equality_arguments(mode, precombine, columns)
     elif strategy is not None and strategy not in STRATEGIES:
@@ -339,7 +337,7 @@ class _Stored:
         for rows in files:
             stored = list(reader.read(rows.task, rows.positions))
             if sum(batch.num_rows for batch in stored) != len(rows.positions):
-                raise Unreadable(rows.task.path, "it has not all the rows that an index says are live in it")
+                raise Unreadable(rows.task.path, "it lacks rows that are live according to an index")
             batches.extend(stored)
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)

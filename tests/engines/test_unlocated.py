@@ -87,8 +87,8 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
     ("made", "keys", "said"),
     [
         ("TBLPROPERTIES ('format-version' = '1')", ["id"], "no equality deletes"),
-        ("PARTITIONED BY (v)", ["id"], "is by v, which is not of the key"),
-        ("", ["x"], "readers do not compare alike"),
+        ("PARTITIONED BY (v)", ["id"], "has the field v, which is not derived from the key"),
+        ("", ["x"], "readers compare differently"),
     ],
     ids=["version 1", "other partitions", "floating point"],
 )

@@ -105,7 +105,9 @@ def cluster(
         raise ValueError("give files, at least 1, or target_file_bytes")
     opened = open_table(client, table, At(ref=branch))
     if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+        raise BadRequest(
+            "The table has format version 1, which does not support replacing files; upgrade it to version 2"
+        )
     target = target_of(opened.metadata, opened.storage)
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):

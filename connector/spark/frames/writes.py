@@ -184,7 +184,7 @@ def _changed(
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
     if keys is None and mode == UPSERT:
-        raise ValueError("say by which columns rows take the place of others: keys=[…]")
+        raise ValueError("name the key columns: keys=[…]")
     check_names(keys, columns)
     request = UpsertRequest(
         None if keys is None else tuple(keys),

@@ -57,14 +57,14 @@ class TableReference(NamedTuple):
 def places(catalyst: Catalyst, text: str) -> list[TableReference]:
     """Raises Unread."""
     if _MARK in text:
-        raise Unread(f"{_MARK} is a name of ours")
+        raise Unread(f"{_MARK} is a reserved name")
     found: list[TableReference] = []
     left: list[tuple[Node, tuple[str, str], Node]] = [(catalyst.parsed(text), ("", ""), None)]
     while left:
         node, above, parent = left.pop()
         kind = catalyst.kind(node)
         if kind not in _QUERY:
-            raise Unread(f"no query that is understood: {kind or 'unknown'}")
+            raise Unread(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
             place = _place(catalyst, text, node, above, parent)
             found += [] if place is None else [place]

@@ -149,7 +149,7 @@ class _Query:
         plan = _analyzed(_run(self._spark, marked(self._text, found), self._args))
         scans = self._scans(found, plan)
         if not any(scan.predicate is not None or scan.joins for scan in scans.values()):
-            raise Unread("no table of a Seamark whose files could be left out")
+            raise Unread("no table of a Seamark server whose files could be pruned")
         return self._planned(found, scans)
 
     def _reads_cached(self) -> bool:
@@ -217,7 +217,7 @@ class _Query:
             return Relation(mark, there)
         table = self._table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
-            raise Unread("its relations cannot be told apart")
+            raise Unread("its relations cannot be distinguished")
         return None
 
     def _table(self, leaf: Node) -> _Table | None:

@@ -86,7 +86,7 @@ class Options:
         client, table = server_of(options)
         named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(named) > 1:
-            raise BadRequest(f"{' and '.join(named)} are both given; say which snapshot in one way")
+            raise BadRequest(f"{' and '.join(named)} are both given; select the snapshot with one of them")
         at = At(
             snapshot_id=_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
@@ -96,7 +96,7 @@ class Options:
         start, end = _number(options, "start-snapshot-id"), _number(options, "end-snapshot-id")
         with_changes = flag(options, "changes", False)
         if end is not None and named:
-            raise BadRequest(f"{named[0]} and end-snapshot-id are both given; say which snapshot in one way")
+            raise BadRequest(f"{named[0]} and end-snapshot-id are both given; select the snapshot with one of them")
         return Options(
             client=client,
             table=table,
@@ -155,7 +155,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
         try:
             kind = special[name] if name not in by_name else spark_type(by_name[name].type)
         except ValueError as error:
-            raise BadRequest(f"Column {name}: {error}; leave it out by option('columns', …)") from None
+            raise BadRequest(f"Column {name}: {error}; exclude it with option('columns', …)") from None
         required = name in special or by_name[name].required
         fields.append(spark_types.StructField(name, kind, not required))
     return spark_types.StructType(fields)
@@ -271,7 +271,9 @@ class StreamReader(DataSourceStreamReader):
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         if options.changes or options.limit is not None or (options.at.ref is None and options.at != CURRENT):
-            raise BadRequest("A stream takes no changes, limit, snapshot-id, end-snapshot-id or as-of")
+            raise BadRequest(
+                "A stream does not support the options changes, limit, snapshot-id, end-snapshot-id and as-of"
+            )
         self._options, self._table, self._schema = options, table, schema
         self._where = bound_filter(options.where, table)
 
@@ -307,8 +309,8 @@ class StreamReader(DataSourceStreamReader):
             operation = snapshot.summary_map().get(OPERATION)
             if operation not in (APPEND, REPLACE) and not self._options.skip_changes:
                 raise BadRequest(
-                    f"Snapshot {snapshot.snapshot_id} ({operation}) took rows away or wrote them anew, which a stream "
-                    "of appended rows cannot tell: pass over such by option('skip-changes', 'true'), or read changes"
+                    f"Snapshot {snapshot.snapshot_id} ({operation}) deleted or rewrote rows; a stream has only "
+                    "appended rows. Skip such snapshots with option('skip-changes', 'true'), or read the changes"
                 )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -70,9 +70,9 @@ class SinkOptions:
         client, table = server_of(options)
         partitions = flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
-            raise BadRequest("replace-where and replace-partitions are of mode('overwrite')")
+            raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
         if partitions and "replace-where" in options:
-            raise BadRequest("replace-where and replace-partitions are both given; say in one way what is replaced")
+            raise BadRequest("replace-where and replace-partitions are both given; give one of them")
         mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
         into = destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
@@ -106,14 +106,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Spark creates a new writer for the commit, and the name may refer to another table now.
         table_uuid = self._options.into.target.table_uuid
         if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):
-            raise BadRequest("The table was replaced by another while rows were written for it; start the query again")
+            raise BadRequest("The table was replaced by another table while rows were written; start the query again")
         query = next(
             (message.query_id for message in messages if isinstance(message, SinkCommit) and message.query_id), None
         )
         if query is None and any(isinstance(message, SinkCommit) for message in messages):
             raise BadRequest(
-                "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
-                "foreachBatch and seamark.spark.write(…, producer=(a name of the query, the batch's number))"
+                "Spark reports no id of this query, so Seamark cannot commit each batch exactly once; write the batches "
+                "with foreachBatch and seamark.spark.write(…, producer=(name of the query, number of the batch))"
             )
         producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
         answer = self._options.into.commit(
@@ -134,9 +134,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if snapshot_id is None or max(later, default=number) > number:
             last = max(later, default="a later one")
             raise BadRequest(
-                f"Batch {number} of this query is in the table already, and was followed by others, up to {last}: the "
-                "checkpoint is older than the table, and the batch may have other rows now. Nothing was written. Go "
-                "on with the newest checkpoint; if that is lost, start with a new one, from where the table ends"
+                f"The table already contains batch {number} of this query, and later batches up to {last}: the checkpoint "
+                "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
+                "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"
             )
 
 

@@ -40,7 +40,7 @@ class Coordinators:
     def __init__(self, urls: Sequence[str]) -> None:
         origins = [_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
-            raise ValueError(f"{', '.join(origins) or 'none'}: at least one coordinator is needed, and none twice")
+            raise ValueError(f"{', '.join(origins) or 'none'}: give at least one coordinator, and none twice")
         several = len(origins) > 1
         self.all = tuple(Coordinator(origin, _prefix(origin) if several else "") for origin in origins)
         self._by_prefix = {_prefix(coordinator.url): coordinator for coordinator in self.all}
@@ -80,10 +80,10 @@ def _origin(url: str) -> str:
     try:
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} is no address of a coordinator: {error}") from None
+        raise ValueError(f"{url!r} is not the URL of a coordinator: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no address of a coordinator: it begins with http:// or https://")
+        raise ValueError(f"{url!r} is not the URL of a coordinator: a URL starts with http:// or https://")
     if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(f"{url!r}: an address of a coordinator is a scheme, a host and a port, and nothing else")
+        raise ValueError(f"{url!r}: the URL of a coordinator has a scheme, a host and a port, and no other part")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")

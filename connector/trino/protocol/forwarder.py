@@ -238,7 +238,7 @@ async def _pass_back(
         _log.warning("answer broke off", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the coordinator's answer broke off") from error
+        raise ConnectionResetError("the coordinator's response ended early") from error
     await response.write_eof()
     return response
 

@@ -154,7 +154,7 @@ def sql_of(condition: Condition, name: Callable[[Place], str]) -> str:
         case Any(parts):
             return "(" + " OR ".join(sql_of(part, name) for part in parts) + ")"
         case Match():
-            raise ValueError("a match has no SQL of its own")
+            raise ValueError("a match cannot be written as SQL")
     return f"{condition.before}{quoted_name(name(condition.place))}{condition.after}"
 
 

@@ -144,7 +144,7 @@ async def check_outside(parts: CatalogContext, location: str, what: str) -> None
     keys = await _keys([location])
     await check_known(parts, keys, "", around=False)
     if await parts.store.claims_overlapping(keys, "", 0):
-        raise BadRequest(f"{what} {location!r} lies in the location of a table, view or function; choose another")
+        raise BadRequest(f"{what} {location!r} is inside the location of a table, view or function; choose another")
 
 
 async def _keys(locations: Iterable[str]) -> list[str]:
@@ -271,7 +271,7 @@ async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, 
             "does not answer; try again when it does"
         )
     raise RetryLater(
-        "A table, view or function whose metadata file is missing or broken may lie in this location; restore that "
+        "A table, view or function whose metadata file is missing or broken may be in this location; restore that "
         "file, or drop and purge what it belongs to, or choose another location"
     )
 

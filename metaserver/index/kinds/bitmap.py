@@ -110,7 +110,7 @@ def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     opened = [Section(section) for section in sections]
     forms = {section.form for section in opened}
     if len(forms) > 1:
-        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer ones for others")
+        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer keys for others")
     form = forms.pop() if forms else CODES
     lengths = [len(section) for section in sections]
     columns = [lengths, [section.rows for section in opened], [section.cardinality for section in opened]]
@@ -244,7 +244,7 @@ class Bitmap:
     def _check(self, keys: WantedKeys) -> None:
         """ValueError if the keys have another form."""
         if has_codes(keys.kind) != (self._form == CODES):
-            raise ValueError(f"a bitmap index of another form cannot be asked for keys of type {keys.kind}")
+            raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
         """(offset, length) in the blob of what `files_with` reads in addition to the first `header_size` bytes, step by

@@ -319,7 +319,7 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
     order = np.argsort(numbers, kind="stable").astype(np.int32)
     counts = np.bincount(numbers, minlength=count).tolist()
     if len(counts) != count:
-        raise ValueError(f"bloom blob: a file lies in a group beyond the {count} there are")
+        raise ValueError(f"bloom blob: a file refers to a group after the last, number {count - 1}")
     groups: list[_Group] = []
     at, offset, before = 0, len(text), 0
     for entry, members in zip(entries.tolist(), counts, strict=True):

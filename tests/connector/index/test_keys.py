@@ -42,9 +42,9 @@ def test_rows_go_by_the_named_columns_whatever_others_there_are(client: IndexCli
     create(client)
     append(client, "db.t", rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
     given = rows((1, "other", 7, None), (9, "b", 2, "x"))
-    with pytest.raises(Unwritable, match=r"no identifier fields; say which of them are the key: key=\["):
+    with pytest.raises(Unwritable, match=r"no identifier fields; name the key columns: key=\["):
         delete(client, "db.t", keys=given, strategy=strategy)
-    with pytest.raises(Unwritable, match="the rows have no column nope, which is of the key; they have id, land"):
+    with pytest.raises(Unwritable, match="the rows have no column nope, which is a key column; they have id, land"):
         delete(client, "db.t", keys=given, key=["nope"], strategy=strategy)
     with pytest.raises(ValueError, match="lists of names"):
         delete(client, "db.t", keys=given, key="id", strategy=strategy)
@@ -59,7 +59,7 @@ def test_rows_go_by_the_identifier_fields_of_the_table(client: IndexClient) -> N
     identified(client, 1, 2)
     append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
     assert delete(client, "db.t", keys=rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
-    with pytest.raises(Unwritable, match="the rows have no column land, which is of the key"):
+    with pytest.raises(Unwritable, match="the rows have no column land, which is a key column"):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert delete(client, "db.t", keys=pa.table({"id": [1]}), key=["id"]).deleted == 1
     assert [one[0] for one in held(client)] == [3]
@@ -175,7 +175,7 @@ def test_changes_of_rows_of_a_version_1_table_are_refused_before_a_file_is_writt
     before = files_of(served)
     begun: list[object] = []
     monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
-    with pytest.raises(Unwritable, match=r"version 1 takes appends only.*upgrade it to version 2"):
+    with pytest.raises(Unwritable, match=r"version 1 supports only appends.*upgrade it to version 2"):
         CHANGES[name](client)
     assert (begun, files_of(served)) == ([], before)
     assert held(client) == [(1, "a", None, None)]

@@ -353,7 +353,7 @@ def test_what_cannot_be_read_exactly_is_refused(served: Served, client: SeamarkC
         scan(client, "db.t", at=At(ref="dev"))
     with pytest.raises(BadRequest, match="snapshot 99"):
         scan(client, "db.t", at=At(snapshot_id=99))
-    with pytest.raises(BadRequest, match="as old as"):
+    with pytest.raises(BadRequest, match="no snapshot at or before"):
         scan(client, "db.t", at=At(as_of_ms=1))
 
 

@@ -99,7 +99,7 @@ def test_more_buckets_than_any_memory_holds_are_refused_by_their_number(client: 
     (found,) = bucket_sizes(client, "db.t")
     assert (found.buckets, found.rows.sum()) == (1 << 20, 2)
     set_spec(client, ("b", "bucket[1048577]", 1))
-    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; the sizes of 1,048,576 at most"):
+    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; sizes are reported for at most 1,048,576"):
         bucket_sizes(client, "db.t")
 
 
@@ -230,8 +230,8 @@ def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClie
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (4, "8 buckets, and 4 are fewer: buckets are only made more"),
-        (1, "are only made more"),
+        (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
+        (1, "can only grow"),
         (12, "12 is not 8 doubled: 16, 32, 64"),
         (24, "24 is not 8 doubled"),
         (0, "0 is not 8 doubled"),
@@ -347,14 +347,14 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("db.t", "--resize", "4"), 2, "only made more"),
+        (("db.t", "--resize", "4"), 2, "can only grow"),
         (("db.t", "--resize", "10"), 2, "not 8 doubled"),
         (("db.t", "--resize", "0"), 2, "--resize"),
         (("db.t", "--resize", "16", "--double"), 2, "set one of them"),
         (("db.t", "--column", "note"), 2, "buckets of id only"),
         (("db.plain", "--double"), 2, "has no buckets"),
         (("db.nope",), 1, "does not exist"),
-        (("t",), 2, "names no table"),
+        (("t",), 2, "not the name of a table"),
     ],
 )
 def test_what_is_refused_is_told_in_one_line(

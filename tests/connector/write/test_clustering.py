@@ -198,10 +198,10 @@ def test_what_makes_no_sense_is_told() -> None:
         (["customer.no"], JOINS, "no column 'customer.no'"),
         (["other.city"], JOINS, "no column 'other.city'"),
         (["c.tags"], {"c": JoinedRows(nested, {"customer": "id"})}, "cannot be clustered"),
-        (["c.id"], {"c": JoinedRows(nested, {})}, "by which columns 'c'"),
+        (["c.id"], {"c": JoinedRows(nested, {})}, "'c' is joined on no columns"),
         (["c.id"], {"c": JoinedRows(nested, {"customer": "no"})}, "no column 'c.no'"),
         (["c.id"], {"c": JoinedRows(NATIONS, {"customer": "id"})}, "never equal"),
-        (["n.id"], {**JOINS, "n": JoinedRows(NATIONS, {"customer.nation": "id", "day": "rank"})}, "not from several"),
+        (["n.id"], {**JOINS, "n": JoinedRows(NATIONS, {"customer.nation": "id", "day": "rank"})}, "a join has one"),
     ):
         with pytest.raises(BadRequest, match=told):
             Attributes(by, joins, schema)

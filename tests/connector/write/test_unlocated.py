@@ -78,7 +78,7 @@ def test_rows_of_every_spec_that_the_table_had_are_replaced(client: IndexClient)
 def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexClient) -> None:
     create(client, spec=[("identity", 2)])
     append(client, "db.t", rows((1, "de"), (2, "fr")))
-    with pytest.raises(Unwritable, match="spec 0 of the table is by p0, which is not of the key id"):
+    with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
         upsert(client, "db.t", rows((1, "it")), keys=["id"], strategy=EQUALITY)
     evolve(client, "t", "", 0, 1)
     append(client, "db.t", rows((3, "de")))
@@ -114,7 +114,7 @@ def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served:
         {"id": 2, "name": "y", "required": False, "type": "int"},
     ]
     create(client, "f", fields=fields)
-    with pytest.raises(Unwritable, match="column x is of a type that readers do not compare alike"):
+    with pytest.raises(Unwritable, match="column x has a type that readers compare differently"):
         upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key has no nulls"):
         delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
@@ -128,7 +128,7 @@ def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served:
     [
         ({"precombine": "ts"}, "precombine needs the stored rows"),
         ({"columns": ["land"]}, "columns needs the stored rows"),
-        ({"mode": "copy-on-write"}, "can only be marked as deleted"),
+        ({"mode": "copy-on-write"}, "requires merge-on-read"),
     ],
     ids=["precombine", "columns", "copy-on-write"],
 )
@@ -136,7 +136,7 @@ def test_what_would_need_the_stored_rows_is_refused(client: IndexClient, wanted:
     create(client)
     with pytest.raises(ValueError, match=said):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **wanted)
-    with pytest.raises(ValueError, match="rows go by keys, not by a predicate"):
+    with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", strategy=EQUALITY)
 
 

@@ -402,7 +402,7 @@ def test_modes_and_ways_that_there_are_not_are_refused(client: IndexClient) -> N
         upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
     with pytest.raises(ValueError, match="strategy is 'guess'"):
         delete(client, "db.t", keys=rows((1, "de")).select(["id"]), strategy="guess")
-    with pytest.raises(ValueError, match="by keys or by a predicate"):
+    with pytest.raises(ValueError, match="give either keys or a predicate"):
         delete(client, "db.t")
 
 

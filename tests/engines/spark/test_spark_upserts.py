@@ -546,7 +546,7 @@ def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_chec
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mode": "upsert"}, "by which columns"),
+        ({"mode": "upsert"}, "name the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
         ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
         ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
@@ -616,7 +616,7 @@ def test_a_delete_goes_by_keys_that_are_named_or_the_tables_own(rig: Rig) -> Non
     model: Model = {one: ("a", one, one) for one in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
     other = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
-    with pytest.raises(Unwritable, match="no identifier fields; say which of them are the key"):
+    with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
         rig.delete(other, "named")
     assert rig.delete(other, "named", keys=["id"]).deleted == 1
     rig.sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
@@ -652,7 +652,7 @@ def test_a_version_1_table_takes_no_upserts_from_spark(rig: Rig) -> None:
     rig.create("old", version=1)
     files = rig.files("old")
     for change in (rig.upsert, rig.delete):
-        with pytest.raises(Unwritable, match="version 1 takes appends only"):
+        with pytest.raises(Unwritable, match="version 1 supports only appends"):
             change(rig.frame({1: ("a", 1, 1)}), "old", keys=["id"], **TASKS)
     assert rig.files("old") == files
 
