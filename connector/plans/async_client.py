@@ -47,7 +47,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
     used: bool
 
 
-class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`. Neither if the
     plan would keep a larger fraction of the files than requested."""
 
@@ -224,7 +224,7 @@ class Seamark:
         self._catalog: str | None = None
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
-    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
         """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
         given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
@@ -234,7 +234,7 @@ class Seamark:
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
-            return msgspec.json.decode(raw, type=PlanTableAnswer)
+            return msgspec.json.decode(raw, type=PlanTableResponse)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 

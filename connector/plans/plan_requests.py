@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 
 from seamark.connector.client.errors import ClientError, NotFound, Refused
-from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableAnswer, PlanTableRequest, Seamark
+from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableRequest, PlanTableResponse, Seamark
 from seamark.connector.plans.joins import Partner, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
@@ -25,7 +25,7 @@ _JOINS_SHARE = 0.6
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
-Plans = dict[PlannedScan, PlanTableAnswer]
+Plans = dict[PlannedScan, PlanTableResponse]
 
 
 class Asking:
@@ -94,14 +94,14 @@ class Asking:
                         wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
         return wanted
 
-    def _keeps_most(self, plan: PlanTableAnswer) -> bool:
+    def _keeps_most(self, plan: PlanTableResponse) -> bool:
         return plan.files > self._kept_max * plan.considered_files
 
     async def _plans(self, wanted: Mapping[PlannedScan, PlanTableRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
         return {place: answers[one] for place, one in wanted.items() if one in answers}
 
-    async def _plan(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+    async def _plan(self, wanted: PlanTableRequest) -> PlanTableResponse:
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
@@ -159,7 +159,7 @@ def without(
     return left
 
 
-def used_joins(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[str, int]]:
+def used_joins(partners: Sequence[Partner], plan: PlanTableResponse) -> list[tuple[str, int]]:
     """The columns by which files were left out, and the number of keys."""
     used = _used(partners, plan)
     return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in partners]
@@ -179,14 +179,14 @@ def _wanted(
     return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
 
 
-def _used(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[Partner, JoinOutcome]]:
+def _used(partners: Sequence[Partner], plan: PlanTableResponse) -> list[tuple[Partner, JoinOutcome]]:
     """The partners whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
     return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
 
 
-def _is_sure(partners: Sequence[Partner], plan: PlanTableAnswer, found: Plans) -> bool:
+def _is_sure(partners: Sequence[Partner], plan: PlanTableResponse, found: Plans) -> bool:
     """Whether each table whose rows left out files is read at the snapshot of these rows."""
     for one, told in _used(partners, plan):
         other = found.get(one.place)

@@ -32,7 +32,7 @@ import structlog
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanView, Seamark, View
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, PlanView, Seamark, View
 from seamark.connector.plans.joins import Partner, PlannedScan
 from seamark.connector.plans.plan_requests import Asking, used_joins
 from seamark.connector.plans.quotes import quoted_name
@@ -312,7 +312,7 @@ class Rewriter:
 def _rewritten(
     text: StatementText,
     places: Sequence[PlannedScan],
-    plans: Mapping[PlannedScan, PlanTableAnswer],
+    plans: Mapping[PlannedScan, PlanTableResponse],
     partners: Mapping[PlannedScan, tuple[Partner, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> Rewriting:
@@ -369,7 +369,7 @@ def _tried(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replac
 
 
 def _used(
-    plans: Mapping[PlannedScan, PlanTableAnswer],
+    plans: Mapping[PlannedScan, PlanTableResponse],
     partners: Mapping[PlannedScan, tuple[Partner, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> Used:
@@ -396,5 +396,5 @@ def _table_name(place: PlannedScan) -> TableName:
     return place.catalog, ".".join(place.table[:-1]).lower(), place.table[-1].lower()
 
 
-def _files(plans: Collection[PlanTableAnswer]) -> str:
+def _files(plans: Collection[PlanTableResponse]) -> str:
     return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

@@ -168,7 +168,7 @@ def check_supports_deletes(metadata: TableMetadata) -> None:
     """Unwritable for a table whose format version has no delete files."""
     if metadata.format_version == 1:
         raise Unwritable(
-            "A table of version 1 supports only appends: it has no position deletes and no equality deletes; upgrade it "
+            "A table of version 1 supports only appends: it has no position deletes or equality deletes; upgrade it "
             "to version 2 or later"
         )
 

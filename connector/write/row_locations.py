@@ -318,7 +318,7 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: s
     if answer is not None:
         if missing := answer.rows.keys() - tasks.keys() - answer.unsure:
             raise ServerFailed(
-                f"{min(missing)} has rows of the keys according to the index {answer.index}, but is not in the plan for them"
+                f"{min(missing)} has rows of the keys in the index {answer.index}, but is not in the plan for them"
             )
         located = [MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
     to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]

@@ -26,7 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, open_seamark
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark
 from seamark.connector.plans.joins import Partner
 from seamark.connector.plans.plan_requests import Asking, used_joins
 from seamark.connector.plans.scan import Join, Scan
@@ -251,7 +251,7 @@ class _Query:
 
     def _planned(self, found: Sequence[TableReference], scans: Mapping[int, Scan]) -> RewrittenQuery:
         marks: dict[joining.PlannedScan, int] = {}
-        plans: dict[joining.PlannedScan, PlanTableAnswer] = {}
+        plans: dict[joining.PlannedScan, PlanTableResponse] = {}
         partners: dict[joining.PlannedScan, tuple[Partner, ...]] = {}
         why = ""
         for catalog in sorted({self._tables[mark].catalog for mark in scans}):
@@ -277,10 +277,10 @@ class _Query:
 
     def _asked(
         self, catalog: str, own: list[joining.PlannedScan], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
-    ) -> tuple[dict[joining.PlannedScan, PlanTableAnswer], str]:
+    ) -> tuple[dict[joining.PlannedScan, PlanTableResponse], str]:
         uri, token = self._setting(catalog, "uri"), self._setting(catalog, "token") or None
 
-        async def ask() -> tuple[dict[joining.PlannedScan, PlanTableAnswer], str]:
+        async def ask() -> tuple[dict[joining.PlannedScan, PlanTableResponse], str]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
                 asking = Asking(seamark, self._kept_max, until_s)
@@ -291,7 +291,7 @@ class _Query:
 
 
 def _told(
-    plans: Mapping[joining.PlannedScan, PlanTableAnswer], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
+    plans: Mapping[joining.PlannedScan, PlanTableResponse], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
 ) -> str:
     told = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
     used = [

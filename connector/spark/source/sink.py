@@ -112,7 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
         if query is None and any(isinstance(message, SinkCommit) for message in messages):
             raise BadRequest(
-                "Spark reports no id of this query, so Seamark cannot commit each batch exactly once; write the batches "
+                "Spark reports no id of this query, so Seamark cannot commit each batch exactly once; write batches "
                 "with foreachBatch and seamark.spark.write(…, producer=(name of the query, number of the batch))"
             )
         producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
@@ -134,7 +134,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if snapshot_id is None or max(later, default=number) > number:
             last = max(later, default="a later one")
             raise BadRequest(
-                f"The table already contains batch {number} of this query, and later batches up to {last}: the checkpoint "
+                f"The table already has batch {number} of this query, and later batches up to {last}: the checkpoint "
                 "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
                 "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"
             )

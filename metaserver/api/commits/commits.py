@@ -183,7 +183,7 @@ COMMITTED_SCHEMA: dict[str, Any] = {
     is_idempotent=True,
     body=_BODY,
     answers=(
-        ResponseSpec(200, "The change is committed", {"$ref": "#/components/schemas/Committed"}),
+        ResponseSpec(200, "The change is committed", {"$ref": "#/components/schemas/CommitResult"}),
         ResponseSpec(400, "The change does not fit the table, or contradicts itself"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The change conflicts with a commit after its read snapshot; nothing was changed"),

@@ -32,11 +32,11 @@ SECONDS_MAX = 20.0
 """The time limit for searching snapshots; entries that were not reached count as referenced."""
 
 
-class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class UnreferencedFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     index_files: Annotated[list[str], doc("Locations.")]
 
 
-class UnheldFiles(msgspec.Struct):
+class UnreferencedFilesResponse(msgspec.Struct):
     unheld: dict[str, list[int]]
     complete: bool
 
@@ -53,13 +53,13 @@ class UnheldFiles(msgspec.Struct):
             200,
             "By location the numbers, from 0, of data files in the index file. If complete is false, not all "
             "snapshots were read, and no file is listed",
-            UnheldFiles,
+            UnreferencedFilesResponse,
         ),
         NO_INDEX,
         ResponseSpec(409, "One of them is not a live index file of this index"),
     ),
-).takes(UnheldBody)
-async def list_unheld_files(call: Call, body: UnheldBody) -> UnheldFiles:
+).takes(UnreferencedFilesRequest)
+async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) -> UnreferencedFilesResponse:
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)
@@ -78,7 +78,7 @@ async def list_unheld_files(call: Call, body: UnheldBody) -> UnheldFiles:
         for file, first, end in zip(chosen, starts, starts[1:], strict=False):
             if numbers := np.flatnonzero(unheld[first:end]).tolist():
                 numbers_by_location[file.location] = numbers
-    return UnheldFiles(numbers_by_location, unheld is not None)
+    return UnreferencedFilesResponse(numbers_by_location, unheld is not None)
 
 
 async def _unheld(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
@@ -107,4 +107,4 @@ def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
 
 
 def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_unheld_files)
+    add_endpoints(app, list_unreferenced_files)

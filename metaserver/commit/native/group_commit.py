@@ -53,7 +53,7 @@ class CommitMetrics(Protocol):
     def collided(self, reason: str) -> None: ...
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The outcome of a change. The optional fields are None when its snapshot has expired since."""
 
     snapshot_id: int | None
@@ -66,7 +66,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class CommitResult(msgspec.Struct, frozen=True):
-    committed: Committed
+    committed: CommittedChange
     metadata_location: str
     """A metadata file with the snapshot, or a later one."""
 
@@ -462,10 +462,10 @@ def _is_repeat(job: _Job, last: Last) -> bool:
     return producer is not None and producer.sequence <= last.sequence
 
 
-def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> Committed:
+def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     summary = {} if snapshot is None else snapshot.summary_map()
-    return Committed(
+    return CommittedChange(
         snapshot_id=snapshot_id,
         parent_snapshot_id=None if snapshot is None else snapshot.parent_snapshot_id,
         sequence_number=None if snapshot is None else snapshot.sequence_number,

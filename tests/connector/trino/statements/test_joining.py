@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from seamark.connector.client.errors import Forbidden, ServerFailed
-from seamark.connector.plans.async_client import JoinOutcome, JoinRequest, KnownTable, PlanTableAnswer, PlanTableRequest
+from seamark.connector.plans.async_client import (
+    JoinOutcome,
+    JoinRequest,
+    KnownTable,
+    PlanTableRequest,
+    PlanTableResponse,
+)
 from seamark.connector.plans.joins import SMALL_BYTES, TIMES_SMALLER
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import Limits, Rewriting
@@ -222,7 +228,7 @@ async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> Non
 
 async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() -> None:
     class Slow(Seamark):
-        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
             await asyncio.sleep(600.0 if wanted.joins else 0.0)
             return await super().plan_table(wanted)
 

@@ -14,7 +14,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
-from seamark.connector.plans.async_client import PlanTableAnswer, PlanTableRequest
+from seamark.connector.plans.async_client import PlanTableRequest, PlanTableResponse
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
@@ -333,7 +333,7 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(mon
 
 async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
     class Uneven(Seamark):
-        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
             await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
             return await super().plan_table(wanted)
 
