@@ -32,7 +32,7 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import served
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
@@ -136,7 +136,7 @@ def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: in
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
         build(client, (NAMESPACE, name), INDEX, workers)
-    buckets = transformed(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored))
+    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored))
     bucket = np.array(buckets.values)[buckets.codes]
     batches = []
     for writer in range(writers):

@@ -19,7 +19,7 @@ else:
     sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 
-def exactly(where: str | Any, schema: Schema) -> Expression:
+def bind_exactly(where: str | Any, schema: Schema) -> Expression:
     """Binds SQL text or Iceberg expression JSON to a schema. BadRequest for an invalid predicate, and for SQL that no
     expression represents exactly: a wider expression would select other rows."""
     try:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.errors import ServerFailed, Unreachable, error_of
+from seamark.connector.client.errors import ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import Name, namespace_path, split_table, table_path
 from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
 from seamark.connector.client.values import (
@@ -400,7 +400,7 @@ class SeamarkClient:
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
         if answer.status not in (200, 204):
-            raise error_of(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
+            raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data
 
     def _connections(self) -> urllib3.PoolManager:

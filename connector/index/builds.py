@@ -218,7 +218,7 @@ class _Run:
 
     def catch_up(self) -> bool:
         """Indexes the missing files. False if all of them had been tried before."""
-        source = Source.of(self._client, self._build_key[0], self._json)
+        source = BuildSource.of(self._client, self._build_key[0], self._json)
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
         groups = group_files(self._untried_files(source), self._wave_limits())
@@ -227,11 +227,11 @@ class _Run:
                 self._register(written)
         return len(self._tried) > before
 
-    def _untried_files(self, source: Source) -> Iterator[DataFile]:
+    def _untried_files(self, source: BuildSource) -> Iterator[DataFile]:
         """The missing files that were not tried before, requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
-                source = Source.of(self._client, self._build_key[0], self._json)
+                source = BuildSource.of(self._client, self._build_key[0], self._json)
             files = [source.file(listed) for listed in page["files"]]
             ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
@@ -272,7 +272,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class Source:
+class BuildSource:
     """A table during a build: the index task, and the columns that readers take from partition values."""
 
     task: IndexTask
@@ -280,7 +280,7 @@ class Source:
     """By spec id: the columns with an identity partition field."""
 
     @staticmethod
-    def of(client: IndexClient, table: Name, started: Mapping[str, Any]) -> Source:
+    def of(client: IndexClient, table: Name, started: Mapping[str, Any]) -> BuildSource:
         """Loads the table: its schema and storage credentials may change during a long build. TableReplaced."""
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
@@ -295,7 +295,7 @@ class Source:
             started["folder"],
             Storage(loaded.storage),
         )
-        return Source(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
+        return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
         """Whether the loaded table had the partition specs of all these files."""

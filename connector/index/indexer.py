@@ -25,16 +25,16 @@ from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.index.audits import verify_sample
 from seamark.connector.index.builds import (
     DEFAULT_LIMITS,
+    BuildSource,
     ClusterFailed,
     GroupLimits,
-    Source,
     TableReplaced,
     Workers,
     build,
     open_build,
 )
 from seamark.connector.index.merges import FANOUT, RegisteredFile, merge_index_files, select_merge
-from seamark.connector.index.verification import Verdict
+from seamark.connector.index.verification import VerificationResult
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
@@ -201,7 +201,7 @@ class Indexer:
     def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], done: Round) -> None:
         progress = self._audit_progress.setdefault((table, name), _AuditProgress())
 
-        def on_verdict(verdict: Verdict, size_bytes: int) -> bool:
+        def on_verdict(verdict: VerificationResult, size_bytes: int) -> bool:
             progress.locations.add(verdict.location)
             progress.size_bytes += size_bytes
             done.verified += 1
@@ -259,7 +259,7 @@ class Indexer:
                 return
             merged = [file.location for file in chosen]
             with open_build(self.client, table, name, exclusive=True) as started:
-                task = Source.of(self.client, table, started).task
+                task = BuildSource.of(self.client, table, started).task
                 dropped = self.client.unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
                 if written.location is None:  # the registry cannot replace files without a new file

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from seamark.metaserver.iceberg.files import thrift
 from seamark.metaserver.iceberg.files.thrift import I64, Fields
 
-ROWS_A_STEP = 1024
+STEP_ROWS = 1024
 """Rows of a stretch: the number of stretches with a requested row measures how sparse the rows are."""
 STRETCHES_MAX = 0.5
 """Maximum fraction of a row group's stretches with a requested row; above it, the page index is not read."""
@@ -81,8 +81,8 @@ class Pages:
         """The given top-level columns of the given rows: int64[], ascending positions in the row group. None if that is
         not faster than reading the whole row group, or not possible."""
         group = self._file.metadata.row_group(number)
-        stretches = np.count_nonzero(np.diff(rows // ROWS_A_STEP)) + 1
-        if stretches * ROWS_A_STEP > STRETCHES_MAX * group.num_rows:
+        stretches = np.count_nonzero(np.diff(rows // STEP_ROWS)) + 1
+        if stretches * STEP_ROWS > STRETCHES_MAX * group.num_rows:
             return None
         try:
             return self._read(number, group, names, rows)

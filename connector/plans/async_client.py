@@ -20,7 +20,7 @@ import msgspec
 from yarl import URL
 
 from seamark.cache.memory import MemoryCache
-from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, error_of
+from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import table_path
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
@@ -356,7 +356,7 @@ class Seamark:
         if answer.status == 304 and known:
             return known, b""
         if answer.status != 200:
-            raise error_of(answer.status, raw, answer.headers.get("X-Request-Id", ""))
+            raise parse_error(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
 
 

@@ -80,7 +80,7 @@ class DeletedRowSet:
 NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 
 
-def united(*positions: Longs) -> Longs:
+def union_positions(*positions: Longs) -> Longs:
     """The distinct positions, ascending. A stable sort is fast for inputs that are mostly sorted; numpy's own union
     hashes, and took half of the time of a batch in a table of many batches."""
     all_positions = np.sort(np.concatenate(positions), kind="stable")
@@ -114,7 +114,7 @@ class Deletes:
         if vectors > 1:
             raise Unreadable(path, f"it has {vectors} deletion vectors; a data file has one at most")
         return DeletedRowSet(
-            positions[0] if len(positions) == 1 else united(NOTHING.positions, *positions), tuple(keys)
+            positions[0] if len(positions) == 1 else union_positions(NOTHING.positions, *positions), tuple(keys)
         )
 
     def _columns(self, file: DeleteFile) -> Columns:

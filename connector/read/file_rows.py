@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.filters import Mask, matching
+from seamark.connector.arrow.filters import Mask, evaluate_filter
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection, apply_name_mapping
 from seamark.connector.parquet.row_groups import RowGroups
@@ -168,7 +168,7 @@ class FileRowReader:
         values = {
             column_id: _nested_value(columns[root], steps) for column_id, (root, steps) in self._column_paths.items()
         }
-        matches = matching(self.where, values, rows)
+        matches = evaluate_filter(self.where, values, rows)
         matches = matches if mask is None else matches & mask
         if self._deleted.keys:
             matches = matches & ~self._deleted.by_key(values, rows)

@@ -25,7 +25,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pyroaring
 
-from seamark.connector.arrow.predicates import exactly
+from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
@@ -35,7 +35,7 @@ from seamark.connector.parquet.projection import parse_name_mapping
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
 from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, plan_read
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, with_rows
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
@@ -47,8 +47,8 @@ long as a further request."""
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
     """Binds a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None. BadRequest as in
-    `exactly`."""
-    return TRUE if where is None else exactly(where, table.schema)
+    `bind_exactly`."""
+    return TRUE if where is None else bind_exactly(where, table.schema)
 
 
 class TableScan:
@@ -70,7 +70,7 @@ class TableScan:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = TaskReader(self._read_plan, self._storage, counts=self.counts)
-        return limited(reader.read_all(self._tasks()), self._limit)
+        return limit_batches(reader.read_all(self._tasks()), self._limit)
 
     def reader(self) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
@@ -101,12 +101,12 @@ def scan(
 
     def tasks() -> Iterator[ScanTask]:
         tasks_of_plan = plan(client, opened, bound, least_rows=limit)
-        return with_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
+        return restrict_to_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
 
     return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id)
 
 
-def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     """The first `limit` rows; requests no further batch."""
     rows_left = limit
     while rows_left is None or rows_left > 0:

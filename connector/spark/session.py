@@ -21,7 +21,7 @@ from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, open_table
-from seamark.connector.spark.reader_choice import found_by
+from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
 from seamark.metaserver.iceberg.expressions.expression import predicates_of
 
@@ -179,7 +179,7 @@ def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: Op
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
         return False  # Spark interprets text as times of the session's zone
-    return found_by(client, opened, bound).suits_ours
+    return estimate_remaining_rows(client, opened, bound).suits_seamark
 
 
 def _dotted(levels: list[str]) -> str:

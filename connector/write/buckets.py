@@ -90,7 +90,7 @@ class BucketSizes:
 
 
 @dataclass(frozen=True)
-class Resized:
+class ResizeResult:
     """The number of buckets `before` and after; equal if nothing changed. `spec_id`: the current spec."""
 
     column: str
@@ -227,7 +227,7 @@ def _column(field: PartitionField, metadata: TableMetadata) -> str:
 # Resize
 
 
-def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> Resized:
+def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
     """Sets the number of buckets to a repeated doubling of the current number. Idempotent: an equal number is no error.
 
     `column` selects the bucket field; required if the spec has several. BadRequest for a number that is not a repeated
@@ -239,7 +239,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         field = _choose_field(metadata, column)
         before, column_name = width_of(canonical(field.transform)), _column(field, metadata)
         if buckets == before:
-            return Resized(column_name, before, buckets, metadata.default_spec_id)
+            return ResizeResult(column_name, before, buckets, metadata.default_spec_id)
         _check_doubling(before, buckets, column_name)
         try:
             after = _update(client, table, metadata, _resized_fields(metadata, field, buckets))
@@ -248,7 +248,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
                 raise
             back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
-            return Resized(column_name, before, buckets, after.default_spec_id)
+            return ResizeResult(column_name, before, buckets, after.default_spec_id)
     raise AssertionError("the loop returns or raises")
 
 

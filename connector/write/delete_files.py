@@ -32,7 +32,7 @@ from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.arrow.partitions import Partitioner
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.metrics import Mode, modes_of
-from seamark.connector.read.deleted_rows import Deletes, united
+from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.locations import data_location
 from seamark.connector.write.target import WriteTarget
@@ -82,7 +82,7 @@ class DeletedRows:
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
             return False
-        return len(united(reader.of(self.path, self.positional).positions, self.positions)) == self.records
+        return len(union_positions(reader.of(self.path, self.positional).positions, self.positions)) == self.records
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: 
     offset = len(MAGIC)
     for deleted in rows:
         old_positions = reader.of(deleted.path, deleted.positional).positions
-        positions = united(old_positions, deleted.positions)
+        positions = union_positions(old_positions, deleted.positions)
         if len(positions) == len(old_positions):
             continue
         blob = encode_vector(positions)
@@ -229,7 +229,7 @@ def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str
     writer = _delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
     )
-    positions = [united(deleted.positions) for deleted in rows]
+    positions = [union_positions(deleted.positions) for deleted in rows]
     codes = np.repeat(np.arange(len(rows), dtype=np.int32), [len(rows_deleted) for rows_deleted in positions])
     paths = pa.DictionaryArray.from_arrays(
         pa.array(codes), pa.array([deleted.path for deleted in rows], pa.large_string())

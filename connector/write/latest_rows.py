@@ -66,12 +66,12 @@ def batch_of(
         given if columns is None else [batch.select(needed) for batch in given], [by_name[column] for column in needed]
     )
     key_columns = [column_of(table, field) for field in fields]
-    refuse_nulls(fields, key_columns)
+    check_no_nulls(fields, key_columns)
     precombine_field = None if precombine is None else by_name[precombine]
     rank = Rank.of(
         None if precombine_field is None else column_of(table, precombine_field), precombine_field, table.num_rows
     )
-    latest_rows = pa.array(latest(hashes_of(fields, key_columns), rank))
+    latest_rows = pa.array(select_latest(hashes_of(fields, key_columns), rank))
     return Batch(
         table.take(latest_rows),
         BatchKeys(fields, [column.take(latest_rows) for column in key_columns]),
@@ -80,7 +80,7 @@ def batch_of(
     )
 
 
-def refuse_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
     """Unwritable if a key column contains a null."""
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
@@ -146,7 +146,7 @@ class Rank:
         return before
 
 
-def latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
+def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
     """The position of the latest row of each group, ascending. Rows with equal values in all `groups` are a group."""
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.filters import plain_values
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
 from seamark.connector.client.values import At
@@ -220,7 +220,7 @@ def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column:
         if partition_field.sources == (field.id,)
     }
     for transform in sorted(transform for transform in transforms if name_of(transform) == "bucket"):
-        buckets = sorted(transformed(transform, kind, column).values)
+        buckets = sorted(apply_transform(transform, kind, column).values)
         if len(buckets) < width_of(transform):
             op = Op.EQ if len(buckets) == 1 else Op.IN
             yield Bound(op, field.id, field.name, kind, transform, "int", tuple(buckets))

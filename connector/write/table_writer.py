@@ -84,7 +84,7 @@ class WrittenFiles:
             tuple(skip for result in results for skip in result.skipped),
         )
 
-    def with_allowed_indexes(self, storage: Storage) -> WrittenFiles:
+    def limit_indexes(self, storage: Storage) -> WrittenFiles:
         """At most the index files that a commit may add, because an index must not fail a write. The others are
         deleted; an indexer builds them later."""
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)

@@ -35,10 +35,10 @@ from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter
 from seamark.connector.read.tables import OpenTable, plan
-from seamark.connector.write.appends import Rows, batches_of
+from seamark.connector.write.appends import Rows, to_batches
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_equality_arguments, write_equality_upsert
-from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, latest
+from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, select_latest
 from seamark.connector.write.read_conditions import check_unchanged
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, commit_row_change
@@ -103,7 +103,7 @@ def upsert(
     """
     check_names(keys, columns)
     check_arguments(mode, strategy, precombine, columns, read_snapshot_id)
-    batches = list(batches_of(rows))
+    batches = list(to_batches(rows))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         batch = batch_of(batches, opened.schema, keys, precombine, columns)
@@ -158,7 +158,7 @@ def delete(
     if strategy == EQUALITY and keys is None:
         raise ValueError(f"with strategy={EQUALITY!r} rows are deleted by keys, not by a predicate (where)")
     check_arguments(mode, strategy, read_snapshot_id=read_snapshot_id)
-    batches = None if keys is None else list(batches_of(keys))
+    batches = None if keys is None else list(to_batches(keys))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         if batches is None:
@@ -304,7 +304,7 @@ def compute_upsert(
             batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(stored_keys))))
             new = batch.rows
         if stored_names:
-            more = [stored.completed(batch, applied, stored_names)]
+            more = [stored.complete(batch, applied, stored_names)]
             new = new.filter(pa.array(~stored_keys))
     if not more:
         new = new.filter(pa.array(applied))
@@ -352,7 +352,7 @@ class _Stored:
             later[self.keys[given_rank.is_before(stored_rank)]] = True
         return later
 
-    def completed(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
+    def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
         """The batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
@@ -371,7 +371,7 @@ class _Stored:
     def _latest(self) -> Longs:
         """int64[stored keys]: the position of the latest row of each key."""
         rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
-        return latest((self.keys,), rank)
+        return select_latest((self.keys,), rank)
 
 
 # What is written

@@ -241,7 +241,7 @@ def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
 def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
     before, stored = rig.rows("lossy"), rig.files("lossy")
-    decoded, losing = clustering.decoded, [True]
+    decoded, losing = clustering.decode_files, [True]
 
     def some(data: bytes) -> Any:
         found = decoded(data)
@@ -251,7 +251,7 @@ def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest
             return type(found)(found.files[1:], found.index_files, found.skipped)
         return found
 
-    monkeypatch.setattr(clustering, "decoded", some)
+    monkeypatch.setattr(clustering, "decode_files", some)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before

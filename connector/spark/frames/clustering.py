@@ -38,8 +38,8 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.connector.spark.frames.results import RESULT, result_of, results_of
-from seamark.connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
+from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
+from seamark.connector.spark.frames.writes import WriteReport, add_partition_number, decode_files, encode_files
 from seamark.connector.spark.types import for_spark, spark_type
 from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import Attributes, Clustering, JoinedRows, range_bounds, sortable_keys
@@ -129,7 +129,7 @@ def cluster(
     if written.rows != rows:
         written.discard(target.storage)
         raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
-    written = written.with_allowed_indexes(target.storage)
+    written = written.limit_indexes(target.storage)
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
@@ -213,7 +213,7 @@ def _sample(
     whole = target.spec.fields or not attributes.columns  # partition values need the other columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
-    results = results_of(
+    results = collect_results(
         task_frame.mapInArrow(partial(_sampled, narrow, target.storage, sample_rows / max(1, records)), RESULT)
     )
     parts = [pa.ipc.open_stream(result).read_all() for result in results]
@@ -237,7 +237,7 @@ def _sampled(
     schema = read_plan.arrow.with_metadata({"rows": str(rows)})
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_batches(taken, read_plan.arrow).replace_schema_metadata(schema.metadata))
-    yield result_of(sink.getvalue().to_pybytes())
+    yield encode_result(sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class ClusterTask:
             return keys
         batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
         places = np.concatenate(
-            [batch.column(batch.num_columns - 1).to_numpy() for batch in with_place(self.target, batches)]
+            [batch.column(batch.num_columns - 1).to_numpy() for batch in add_partition_number(self.target, batches)]
         )
         return np.concatenate([places.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
 
@@ -286,8 +286,8 @@ def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
     keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
     spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
-    results = results_of(spread.mapInArrow(partial(_write, work), RESULT))
-    return WrittenFiles.joined(decoded(result) for result in results)
+    results = collect_results(spread.mapInArrow(partial(_write, work), RESULT))
+    return WrittenFiles.joined(decode_files(result) for result in results)
 
 
 def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
@@ -330,4 +330,4 @@ def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
                     file_rows = 0
         written = writer.close()
     if written.files:
-        yield result_of(encoded(written))
+        yield encode_result(encode_files(written))

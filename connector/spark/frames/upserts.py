@@ -39,7 +39,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import Conflict
@@ -48,11 +48,11 @@ from seamark.connector.client.values import At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table
-from seamark.connector.spark.frames.results import RESULT, result_of, results_of
+from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.write.buckets import bucket_fields
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
-from seamark.connector.write.latest_rows import Batch, batch_of, column_of, refuse_nulls
+from seamark.connector.write.latest_rows import Batch, batch_of, check_no_nulls, column_of
 from seamark.connector.write.read_conditions import rows_changed
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_supports_deletes, commit_row_change
@@ -133,7 +133,7 @@ class UpsertRequest:
         return needed
 
 
-def change(
+def commit_change(
     client: SeamarkClient,
     df: DataFrame,
     table: Name,
@@ -250,13 +250,13 @@ class RowDistribution:
     def places(self, columns: Sequence[pa.Array]) -> Ints:
         """int32[rows]: the task of each row; `columns` are the key's, with the table's types. Unwritable for a null, so
         that the error is raised before any task writes a file."""
-        refuse_nulls(self.fields, columns)
+        check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
             high, _ = hashes_of(self.fields, columns)
             tasks = (high % np.uint64(self.parts)).astype(np.int64)
         if self.width:
-            values = transformed(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
+            values = apply_transform(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
             bucket = np.array([value % self.buckets for value in values.values], dtype=np.int64)
             tasks = tasks * self.buckets + bucket[values.codes]
         return tasks.astype(np.int32)
@@ -359,7 +359,7 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
     request = work.request
     batch = batch_of(given, work.opened.schema, request.named, request.precombine, request.columns)
     result = _blind(work, batch) if request.strategy == EQUALITY else _located(work, batch)
-    yield result_of(msgspec.msgpack.encode(result))
+    yield encode_result(msgspec.msgpack.encode(result))
 
 
 def _blind(work: UpsertTask, batch: Batch) -> _Result:
@@ -412,7 +412,7 @@ def _prepared(
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
     work = UpsertTask(client, opened, target, request, _mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
-    results = [msgspec.msgpack.decode(packed, type=_Result) for packed in results_of(run_tasks(df, work))]
+    results = [msgspec.msgpack.decode(packed, type=_Result) for packed in collect_results(run_tasks(df, work))]
     data = WrittenFiles.joined(result.written for result in results)
     if request.strategy == EQUALITY:
         blind = WrittenDeletes(tuple(file for result in results for file in result.equality_deletes))

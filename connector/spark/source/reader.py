@@ -30,10 +30,10 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
-from seamark.connector.read.scans import TaskReader, bound_filter, limited
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
+from seamark.connector.read.scans import TaskReader, bound_filter, limit_batches
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
 from seamark.connector.spark.source.filters import expression_of
-from seamark.connector.spark.source.options import flag, server_of
+from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
 
@@ -83,7 +83,7 @@ class Options:
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(_OPTIONS))}")
-        client, table = server_of(options)
+        client, table = client_and_table(options)
         named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(named) > 1:
             raise BadRequest(f"{' and '.join(named)} are both given; select the snapshot with one of them")
@@ -165,7 +165,7 @@ def _special(with_changes: bool) -> dict[str, spark_types.DataType]:
     return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if with_changes else {})}
 
 
-def checked(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
+def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
     """The schema that Spark passes, which may come from the user. BadRequest if it does not match the table."""
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
@@ -214,7 +214,7 @@ class ReadTask(InputPartition):
     limit: int | None = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        return limited(self.rows.read(self.changes), self.limit)
+        return limit_batches(self.rows.read(self.changes), self.limit)
 
 
 class BatchReader(DataSourceReader):
@@ -231,7 +231,7 @@ class BatchReader(DataSourceReader):
         rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._changes()
         if options.limit is not None:
             return [ReadTask(rows, _enough(snapshot_changes, options.limit, self._where), options.limit)]
-        return parts_of(snapshot_changes, rows, options.split_bytes)
+        return split_tasks(snapshot_changes, rows, options.split_bytes)
 
     def _changes(self) -> Iterator[SnapshotChange]:
         options, table, client = self._options, self._table, self._options.client
@@ -245,7 +245,7 @@ class BatchReader(DataSourceReader):
             return (SnapshotChange(INSERT, task) for task in tasks)
         tasks = plan(client, table, self._where, least_rows=options.limit)
         if options.bitmaps:
-            tasks = with_rows(client, table, self._where, tasks)
+            tasks = restrict_to_rows(client, table, self._where, tasks)
         return (SnapshotChange(INSERT, task) for task in tasks)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -301,7 +301,7 @@ class StreamReader(DataSourceStreamReader):
             self._check(table, first, last)
             tasks = plan_appends(options.client, table, first, last, self._where)
         rows = RowReader(table, self._schema, self._where)
-        return parts_of((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
+        return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
         """BadRequest if a snapshot deleted or rewrote rows, which a stream of rows cannot represent."""
@@ -340,7 +340,7 @@ def _enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expre
     return taken
 
 
-def parts_of(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
+def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
     """Tasks of about `split_bytes` bytes; smaller if there would be few tasks. Large files are split at row groups."""
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)

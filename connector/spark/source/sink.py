@@ -30,10 +30,10 @@ from pyspark.sql.types import StructType
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.spark.frames.writes import decoded, encoded
-from seamark.connector.spark.source.options import flag, server_of
+from seamark.connector.spark.frames.writes import decode_files, encode_files
+from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import check_fits
-from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, destination
+from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
@@ -67,14 +67,14 @@ class SinkOptions:
         known = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
         if unknown := sorted(options.keys() - known):
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
-        client, table = server_of(options)
+        client, table = client_and_table(options)
         partitions = flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
             raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
         if partitions and "replace-where" in options:
             raise BadRequest("replace-where and replace-partitions are both given; give one of them")
         mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
-        into = destination(
+        into = open_destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
         )
         check_fits(schema, into.target)
@@ -143,8 +143,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(_QUERY_ID)
-    return SinkCommit(encoded(write_batches(into.target, batches)), into.target.table_uuid, query)
+    return SinkCommit(encode_files(write_batches(into.target, batches)), into.target.table_uuid, query)
 
 
 def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
-    return WrittenFiles.joined(decoded(message.data) for message in messages if isinstance(message, SinkCommit))
+    return WrittenFiles.joined(decode_files(message.data) for message in messages if isinstance(message, SinkCommit))

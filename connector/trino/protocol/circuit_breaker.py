@@ -27,8 +27,8 @@ class Breaker:
     def is_open(self) -> bool:
         return self._open_until_s is not None
 
-    def may_ask(self) -> bool:
-        """True if the call is allowed; the caller then reports its outcome: `succeeded` or `failed`."""
+    def allow_request(self) -> bool:
+        """True if the call is allowed; the caller then reports its outcome: `record_success` or `record_failure`."""
         if self._open_until_s is None:
             return True
         if self._now() < self._open_until_s:
@@ -37,10 +37,10 @@ class Breaker:
         self._open_until_s, self._trial = self._now() + self._backoff_s, True
         return True
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self._failures, self._backoff_s, self._open_until_s, self._trial = 0, BACKOFF_S, None, False
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         if self._open_until_s is not None and not self._trial:
             return  # a call from before the breaker opened
         self._failures += 1

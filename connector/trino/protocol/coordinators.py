@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-OWN = "/seamark"
+PROXY_PATH = "/seamark"
 """The paths of the proxy itself; Trino has no paths below it."""
-_PREFIX = f"{OWN}/c/"
+_PREFIX = f"{PROXY_PATH}/c/"
 
 
-class NoSuchCoordinator(Exception):
+class UnknownCoordinator(Exception):
     """A path has the prefix of a coordinator that is not behind this proxy."""
 
 
@@ -46,28 +46,28 @@ class Coordinators:
         self._by_prefix = {_prefix(coordinator.url): coordinator for coordinator in self.all}
         self._turn = itertools.count()
 
-    def in_turn(self) -> tuple[Coordinator, ...]:
+    def round_robin(self) -> tuple[Coordinator, ...]:
         """All coordinators, each time with the next coordinator first; the others are used if it cannot be reached."""
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
     def named(self, target: str) -> tuple[Coordinator | None, str]:
         """The coordinator that the path prefix names, None without a prefix; and the target without the prefix.
-        NoSuchCoordinator for an unknown prefix."""
+        UnknownCoordinator for an unknown prefix."""
         if not target.startswith(_PREFIX):
             return None, target
         end = target.find("/", len(_PREFIX))
         prefix, rest = (target, "/") if end < 0 else (target[:end], target[end:])
         coordinator = self._by_prefix.get(prefix)
         if coordinator is None:
-            raise NoSuchCoordinator(prefix.removeprefix(_PREFIX))
+            raise UnknownCoordinator(prefix.removeprefix(_PREFIX))
         return coordinator, rest
 
-    def of_page(self, referer: str) -> Coordinator | None:
+    def from_referer(self, referer: str) -> Coordinator | None:
         """The coordinator of a page: Trino's web console requests paths without the prefix of its page."""
         try:
             return self.named(urlsplit(referer).path)[0]
-        except (NoSuchCoordinator, ValueError):
+        except (UnknownCoordinator, ValueError):
             return None
 
 

@@ -20,7 +20,7 @@ from seamark.connector.index.files import (
     index_data_files,
     keys_of_file,
 )
-from seamark.connector.index.verification import Verdict, verify_index_file
+from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.index.files.definitions import define
@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> list[DataFile]:
     ]
 
 
-def verified(task: IndexTask, written: WrittenIndex | str) -> Verdict:
+def verified(task: IndexTask, written: WrittenIndex | str) -> VerificationResult:
     location = written if isinstance(written, str) else written.location
     assert location is not None
     return verify_index_file(location, task, sample=10, rng=random.Random(1))

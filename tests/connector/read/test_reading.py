@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.arrow.filters import matching
+from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter, scan
-from seamark.connector.read.tables import ScanTask, open_table, plan, with_rows
+from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array
 from seamark.metaserver.iceberg.expressions.binding import bind
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -84,7 +84,7 @@ def test_sql_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnec
         read = parse_sql(sql.ours, BOUND_TO, nan_above=True)
         if not read.exact:
             continue
-        found = matching(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
+        found = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
         wanted = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
         assert set(np.flatnonzero(found).tolist()) == wanted, f"seed {seed}: {sql.ours}"
         judged += 1
@@ -426,7 +426,7 @@ def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, cl
     opened = open_table(client, "db.t", At())
     assert opened.snapshot_id == 3
     bound = bound_filter("id = 1", opened)
-    tasks = list(with_rows(client, opened, bound, plan(client, opened, bound)))
+    tasks = list(restrict_to_rows(client, opened, bound, plan(client, opened, bound)))
     counts = ReadCounts()
     reader = TaskReader(plan_read(opened, None, bound), opened.storage, counts=counts)
     assert sum(batch.num_rows for batch in reader.read_all(tasks)) == counts.rows == 1

@@ -16,7 +16,7 @@ from seamark.connector.client.errors import BadRequest, Conflict, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
-from seamark.connector.write.buckets import Resized, bucket_sizes, resize
+from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
 from seamark.metaserver.cli.main import cli
 from tests.connector.write.test_upserts import create, held, rows
@@ -151,7 +151,7 @@ def test_a_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexCl
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", ids([1, 2, 3], "de"))
     before = loaded(client)
-    assert resize(client, "db.t", buckets=16) == Resized("id", 8, 16, 1)
+    assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
     assert fields(client) == [
         ("p0", "identity", 1000),
         ("id_bucket_16", "bucket[16]", 1003),
@@ -167,7 +167,7 @@ def test_a_resize_that_is_done_already_changes_nothing(client: IndexClient) -> N
     create(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=64)  # three doublings in one
     location = loaded(client)
-    assert resize(client, "db.t", buckets=64) == Resized("id", 64, 64, 1)
+    assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
     assert loaded(client) == location
 
 
@@ -276,7 +276,7 @@ def test_a_resize_is_tried_again_where_others_change_the_spec(
 
     monkeypatch.setattr(buckets, "_update", overtaken)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
-    assert resize(client, "db.t", buckets=16) == Resized("id", 8, 16, 3)
+    assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert others == []
     assert [one[0] for one in fields(client)] == ["note", "id_bucket_16"]
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict
 from seamark.connector.spark.frames import upserts as upserting
@@ -215,7 +215,7 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
         places = distribution.places([keys])
         assert places.max() < distribution.tasks
         spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
-        codes = transformed(f"bucket[{theirs}]", "long", keys).codes
+        codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
         apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(theirs))
         assert distribution.owns(spec) == (not apart), (width, buckets, theirs)
         seen.add(apart)

@@ -16,9 +16,9 @@ from seamark.connector.plans.async_client import (
     PlanTableRequest,
     PlanTableResponse,
 )
-from seamark.connector.plans.joins import SMALL_BYTES, TIMES_SMALLER
+from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import Limits, Rewriting
+from seamark.connector.trino.rewriter import Limits, RewriteResult
 from tests.connector.trino.played import PATIENT, Seamark, rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
@@ -46,7 +46,7 @@ async def rewritten(
     plan: Callable[[PlanTableRequest], dict[str, Any]] = used,
     limits: Limits = PATIENT,
     tables: Mapping[str, KnownTable] = TABLES,
-) -> tuple[Rewriting, list[PlanTableRequest]]:
+) -> tuple[RewriteResult, list[PlanTableRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
     async with rewriter(server, limits) as made:
         return await made.rewrite(statement, Session("lake", "db")), server.asked
@@ -113,7 +113,7 @@ async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
     [
         ("SELECT 1 FROM sales, items WHERE item = i_key", {}),
         ("SELECT 1 FROM sales, items WHERE item = i_key AND i_key = 5", {}),
-        (STAR, {"items": KnownTable("1", TABLES["items"].columns, 20, LARGE // TIMES_SMALLER + 1, 9)}),
+        (STAR, {"items": KnownTable("1", TABLES["items"].columns, 20, LARGE // SIZE_RATIO_MIN + 1, 9)}),
         (STAR, {"items": KnownTable("1", TABLES["items"].columns, None, 0, 0)}),
         (STAR, {"items": KnownTable("1", None, 20, SMALL, 1)}),
         (STAR, {"sales": KnownTable("1", TABLES["sales"].columns, 10, LARGE, 1)}),

@@ -18,7 +18,7 @@ from seamark.connector.plans.async_client import PlanTableRequest, PlanTableResp
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
-from seamark.connector.trino.rewriter import Limits, Rewriting
+from seamark.connector.trino.rewriter import Limits, RewriteResult
 from seamark.connector.trino.statements import statement_cache as reading
 from tests.connector.trino.played import Seamark, rewriter
 
@@ -27,7 +27,7 @@ SESSION = Session(catalog="lake", schema="db")
 
 async def rewritten(
     statement: str, session: Session = SESSION, **seamark: Any
-) -> tuple[Rewriting, list[PlanTableRequest]]:
+) -> tuple[RewriteResult, list[PlanTableRequest]]:
     server = Seamark(**seamark)
     async with rewriter(server) as made:
         return await made.rewrite(statement, session), server.asked
@@ -372,7 +372,7 @@ async def test_a_bug_in_reading_fails_no_statement(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(reading, "scans", broken)
+    monkeypatch.setattr(reading, "find_scans", broken)
     done, _ = await rewritten("SELECT * FROM t WHERE id = 1")
     assert done.statement is None
 
