@@ -122,9 +122,9 @@ def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files:
 
     def ask_cold(hashes: Any) -> Any:
         nonlocal reads
-        ranges = cold.cold_ranges(hashes)
+        ranges = cold.byte_ranges(hashes)
         reads = max(reads, len(ranges))
-        return cold.probe_cold(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
+        return cold.probe_bytes(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
 
     scale = files / len(paths)
     for turn in range(ROUNDS):

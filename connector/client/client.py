@@ -285,8 +285,8 @@ class SeamarkClient:
         body |= {name: value for name, value in given.items() if value is not None}
         found = self._json("POST", f"{table_path(table)}/plan-tables", {}, body)
         try:
-            told = {name.replace("-", "_"): value for name, value in found.items()}
-            return PlanTable(**{**told, "joins": tuple(told.get("joins", ()))})
+            fields = {name.replace("-", "_"): value for name, value in found.items()}
+            return PlanTable(**{**fields, "joins": tuple(fields.get("joins", ()))})
         except TypeError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 

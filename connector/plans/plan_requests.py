@@ -164,7 +164,7 @@ def drop_scans(
 def used_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[str, int]]:
     """The columns by which files were left out, and the number of keys."""
     used = _used(dimensions, plan)
-    return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in dimensions]
+    return [("+".join(column for column, _ in one.on), outcome.keys or 0) for one, outcome in used if one in dimensions]
 
 
 def _wanted(
@@ -185,14 +185,14 @@ def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tupl
     """The dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
-    return [(one, told) for one, told in zip(depth_first(dimensions), plan.joins, strict=False) if told.used]
+    return [(one, outcome) for one, outcome in zip(depth_first(dimensions), plan.joins, strict=False) if outcome.used]
 
 
 def _is_sure(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
     """Whether each table whose rows left out files is read at the snapshot of these rows."""
-    for one, told in _used(dimensions, plan):
+    for one, outcome in _used(dimensions, plan):
         other = found.get(one.place)
-        if other is None or not other.is_made or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
+        if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == one.snapshot_id:
             return False
     return True
 

@@ -64,8 +64,8 @@ def test_finders_are_replaced_only_where_pyspark_comes_from_an_archive(zipped: b
     write(tmp_path / "pyspark.zip", ["pyspark"])
     write(tmp_path / "other.zip", ["other", "another"])
     script = (
-        "import sys, other; from seamark.connector.spark.archives import install_archive_finders; install_archive_finders(); "
-        "import another; "
+        "import sys, other; from seamark.connector.spark.archives import install_archive_finders; "
+        "install_archive_finders(); import another; "
         "print(sorted({type(one).__name__ for one in sys.path_importer_cache.values() if hasattr(one, 'archive')}))"
     )
     path = [str(tmp_path / "other.zip"), *([str(tmp_path / "pyspark.zip")] if zipped else [])]

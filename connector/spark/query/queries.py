@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RewrittenQuery:
-    """`statement` is None where the text is to be run as it came. `told`: what was done, in one line."""
+    """`statement` is None where the text is to be run as it came. `summary`: what was done, in one line."""
 
     statement: str | None
     summary: str
@@ -304,13 +304,13 @@ def _told(
     plans: Mapping[joining.PlannedScan, PlanTableResponse],
     dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
 ) -> str:
-    told = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
+    counts = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
     used = [
         f"{'.'.join(place.table)}.{columns}:{keys}"
         for place, plan in plans.items()
         for columns, keys in used_joins(dimensions.get(place, ()), plan)
     ]
-    return "; ".join(["rewritten", *told, *([f"joins={','.join(used)}"] if used else [])])
+    return "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])])
 
 
 def _analyzed(frame: DataFrame) -> Node:

@@ -31,7 +31,7 @@ from seamark.connector.trino.statements.conditions import (
     places_of,
     rejects_null,
 )
-from seamark.connector.trino.statements.scopes import Origin, Relation, canonical_name, is_exact
+from seamark.connector.trino.statements.scopes import Origin, Scope, canonical_name, is_exact
 
 _WHOLE = frozenset(("int", "long"))
 _Equal: TypeAlias = tuple[Place, Place]
@@ -69,7 +69,7 @@ def _inner(tree: Tree) -> tuple[list[Tree], list[JoinedSource]]:
 class BlockSource:
     """`name` qualifies its columns."""
 
-    result: Relation
+    result: Scope
     name: str | None
 
 
@@ -84,7 +84,7 @@ class Block:
     passes: bool
     needs_rows: bool
     """If no row of the sources meets WHERE, the block has no row."""
-    inner: list[tuple[exp.Expr, Relation]]
+    inner: list[tuple[exp.Expr, Scope]]
     """Subqueries in its expressions."""
     reader: ConditionReader
     _kinds: dict[str, str | None] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class Block:
             if isinstance(query, Block) and query.needs_rows:
                 yield from self._correlated(query)
 
-    def _query(self, node: exp.Expr) -> Relation | None:
+    def _query(self, node: exp.Expr) -> Scope | None:
         return next((result for one, result in self.inner if one is node), None)
 
     def _correlated(self, query: Block) -> Iterator[Match]:
@@ -346,7 +346,7 @@ def _comparable(one: str | None, other: str | None) -> bool:
     return is_exact(one) and (one == other or {one, other} == _WHOLE)
 
 
-def _matches(pairs: list[tuple[Place, str]], partner: Relation) -> list[Match]:
+def _matches(pairs: list[tuple[Place, str]], partner: Scope) -> list[Match]:
     """A single match, in one row of the table, if all columns of the partner come from the same table."""
     found = partner.origin([column for _, column in pairs])
     if found is not None:

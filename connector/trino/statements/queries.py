@@ -19,8 +19,8 @@ from seamark.connector.trino.statements.scopes import (
     Columns,
     NamedQuery,
     PushdownBarrier,
-    Relation,
     RenamedColumns,
+    Scope,
     SetOperation,
     Table,
     UnknownRelation,
@@ -55,9 +55,9 @@ class Queries:
         self.columns_of = columns_of
         self._reader = reader
 
-    def read(self, node: exp.Expr, visible: _Visible) -> Relation:
+    def read(self, node: exp.Expr, visible: _Visible) -> Scope:
         """A query. Raises Unclear."""
-        body: Callable[[exp.Expr, _Visible], Relation]
+        body: Callable[[exp.Expr, _Visible], Scope]
         match node:
             case exp.Select():
                 allowed, body = _SELECT, self._block
@@ -85,21 +85,21 @@ class Queries:
             known[name] = named[-1]
         return WithClause(body(node, known), tuple(named))
 
-    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
+    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Scope]]:
         """The queries that stand in expressions."""
         return [(query, self.read(query, visible)) for one in expressions for query in _queries_in(one)]
 
-    def _cut(self, result: Relation, cuts: list[exp.Expr], visible: _Visible) -> Relation:
+    def _cut(self, result: Scope, cuts: list[exp.Expr], visible: _Visible) -> Scope:
         return PushdownBarrier((result, *(inner for _, inner in self.within(cuts, visible)))) if cuts else result
 
-    def _enclosed(self, node: exp.Expr, visible: _Visible) -> Relation:
+    def _enclosed(self, node: exp.Expr, visible: _Visible) -> Scope:
         return self._cut(self.read(node.this, visible), _given(node, _CUTS), visible)
 
-    def _set(self, node: exp.Expr, visible: _Visible) -> Relation:
+    def _set(self, node: exp.Expr, visible: _Visible) -> Scope:
         both = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
         return self._cut(both, _given(node, _CUTS), visible)
 
-    def _block(self, node: exp.Expr, visible: _Visible) -> Relation:
+    def _block(self, node: exp.Expr, visible: _Visible) -> Scope:
         distinct, where, clause = (node.args.get(one) for one in ("distinct", "where", "from_"))
         if distinct is not None and _given(distinct, distinct.args):
             raise UnsupportedStatement  # DISTINCT ON
@@ -168,7 +168,7 @@ class _From:
         if _is_bracket(node):
             if not _given(node, set(node.args) - {"this", "joins"}):
                 return self.joined(self.relation(node.this), joins)
-            result: Relation = hidden(node, self._visible)  # a join with a name
+            result: Scope = hidden(node, self._visible)  # a join with a name
         else:
             result = self._result(node)
         name, columns = _alias(node)
@@ -177,7 +177,7 @@ class _From:
         self.sources.append(BlockSource(RenamedColumns(result, columns) if columns else result, name))
         return self.joined(len(self.sources) - 1, joins)
 
-    def _result(self, node: exp.Expr) -> Relation:
+    def _result(self, node: exp.Expr) -> Scope:
         match node:
             case exp.Table():
                 return self._table(node)
@@ -187,7 +187,7 @@ class _From:
                 return hidden(node, self._visible)
         raise UnsupportedStatement
 
-    def _table(self, node: exp.Table) -> Relation:
+    def _table(self, node: exp.Table) -> Scope:
         _check(node, _TABLE)
         parts = node.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
@@ -235,7 +235,7 @@ def is_snapshot(version: exp.Expr) -> bool:
     return plain and str(version.this).upper() == "VERSION" and version.args.get("kind") == "AS OF"
 
 
-def hidden(node: exp.Expr, visible: _Visible) -> Relation:
+def hidden(node: exp.Expr, visible: _Visible) -> Scope:
     """What is not looked into. A name of WITH that may be used in it is read whole."""
     for one in node.find_all(exp.Identifier):
         used = visible.get(one.name.lower())

@@ -44,7 +44,7 @@ from seamark.connector.trino.statements.conditions import (
 from seamark.connector.trino.statements.lexer import QueryText, UnsupportedStatement, extract_query
 from seamark.connector.trino.statements.literals import LOCAL, ZONED
 from seamark.connector.trino.statements.queries import ColumnsOf, Queries
-from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Relation, Table, canonical_name
+from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name
 
 STATEMENT_MAX = 200_000
 PREDICATE_MAX = 100_000
@@ -101,7 +101,7 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
 
-def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[QueryText, Queries, Relation]:
+def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[QueryText, Queries, Scope]:
     """Raises Unclear."""
     if len(statement) > STATEMENT_MAX:
         raise UnsupportedStatement

@@ -46,7 +46,7 @@ def canonical_name(name: str) -> str:
     return low
 
 
-class Relation(Protocol):
+class Scope(Protocol):
     """The rows of a query, of a table, or of another relation in FROM."""
 
     def has(self, column: str) -> bool | None:
@@ -119,7 +119,7 @@ class UnknownRelation:
 class PushdownBarrier:
     """Rows that are counted or ordered: no condition is pushed below."""
 
-    inner: tuple[Relation, ...]
+    inner: tuple[Scope, ...]
     """The first input names the columns."""
 
     def has(self, column: str) -> bool | None:
@@ -146,8 +146,8 @@ class SetOperation:
     Only if both have the same type: otherwise the column is converted, and the converted value is compared.
     """
 
-    left: Relation
-    right: Relation
+    left: Scope
+    right: Scope
 
     def has(self, column: str) -> bool | None:
         return self.left.has(column)
@@ -186,7 +186,7 @@ def same_position(column: str, names: Sequence[str | None] | None, others: Seque
 class RenamedColumns:
     """Rows whose columns are renamed by position: `AS t (a, b)`."""
 
-    inner: Relation
+    inner: Scope
     columns: tuple[str, ...]
 
     def has(self, column: str) -> bool | None:
@@ -219,7 +219,7 @@ class RenamedColumns:
 class NamedQuery:
     """A name in WITH. Its query gets one condition, after all its uses have added theirs."""
 
-    inner: Relation
+    inner: Scope
     collected: list[Condition | None] = field(default_factory=list)
     _known: dict[str, bool | None] = field(default_factory=dict)
     _kinds: dict[str, str | None] = field(default_factory=dict)
@@ -252,7 +252,7 @@ class NamedQuery:
 class WithClause:
     """A query and the names in its WITH; each name may use the names before it."""
 
-    body: Relation
+    body: Scope
     named: tuple[NamedQuery, ...]
 
     def has(self, column: str) -> bool | None:

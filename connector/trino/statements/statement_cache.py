@@ -100,8 +100,8 @@ def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadSt
 
     try:
         if text.columns:
-            told = result_types(text.text, text.columns, columns_of=columns_of)
-            return ReadStatement((), tuple(table_names), told)
+            column_types = result_types(text.text, text.columns, columns_of=columns_of)
+            return ReadStatement((), tuple(table_names), column_types)
         found = find_scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
         _log.warning("a statement was not read", error=repr(error))

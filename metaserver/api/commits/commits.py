@@ -28,7 +28,7 @@ from seamark.metaserver.commit.changes.change import (
     read_request,
 )
 from seamark.metaserver.commit.native.group_commit import CommitResult
-from seamark.metaserver.commit.publication import moved_on
+from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id
@@ -219,7 +219,7 @@ async def _located(call: Call, response: web.Response, namespace: NamespacePath,
     except NotFound:
         entry = None
     if entry is None or entry.uuid != recorded["table-uuid"]:
-        raise moved_on(namespace, name)
+        raise pointer_moved(namespace, name)
     return json_answer({**recorded, _LOCATION: entry.metadata_location})
 
 

@@ -93,7 +93,7 @@ async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
         for other in await parts.store.claims_overlapping([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
                 continue
-            if other.location == candidate.key and named and await parts.store.gave_up(other.uuid, *named):
+            if other.location == candidate.key and named and await parts.store.released_name(other.uuid, *named):
                 continue
             raise _taken(candidate.what, candidate.shown)
 
@@ -133,7 +133,7 @@ async def _is_taken(parts: CatalogContext, location: str, named: tuple[Namespace
     (key,) = await _keys([location])
     await check_known(parts, [key], uuid)
     for claimed_location in await parts.store.claims_overlapping([key], uuid, 1):
-        if claimed_location.location != key or not await parts.store.gave_up(claimed_location.uuid, *named):
+        if claimed_location.location != key or not await parts.store.released_name(claimed_location.uuid, *named):
             return True
     return False
 
@@ -201,7 +201,7 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
         await check_own(parts, uuid, metadata.location)
 
 
-async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
+async def foreign_file_check(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
     """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
     `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries,
     those that `uuid` shares also its own.
@@ -209,7 +209,7 @@ async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> 
     if parts.unclaimed.unread:
         await fill(parts)
         if parts.unclaimed.unread:
-            raise RetryLater("Where other tables lie is not known yet, since the storage does not answer")
+            raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
     keys = await _keys(folders)
     others = {place for owner, lost in parts.unclaimed.lost.items() if owner != uuid for place in lost}
     own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}

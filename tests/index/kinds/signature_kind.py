@@ -14,7 +14,7 @@ from seamark.metaserver.index.keys.hashing import hash_keys
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import KeyRanges, Keys
 from seamark.metaserver.index.kinds.kind import IndexKind, Mask, Parameter
-from seamark.metaserver.index.kinds.questions import Flags, point_keys
+from seamark.metaserver.index.kinds.queries import Flags, point_keys
 
 _HEAD = struct.Struct("<II")
 """Width of a signature, CRC-32 of all signatures."""
@@ -72,11 +72,11 @@ class SignatureKind(IndexKind[Signature, Signatures]):
     def open(self, blob: memoryview) -> Signatures:
         return Signatures(blob)
 
-    def question(self, asked: Sequence[KeyRanges]) -> SignatureQuestion | None:
+    def query(self, asked: Sequence[KeyRanges]) -> SignatureQuestion | None:
         columns = point_keys(asked)
         return None if columns is None else SignatureQuestion(hash_keys(columns[0], 0))
 
-    def question_of_keys(self, keys: KeySet) -> SignatureQuestion:
+    def query_of_keys(self, keys: KeySet) -> SignatureQuestion:
         return SignatureQuestion(hash_keys(keys.keys, 0))
 
     def compare(self, index: Signatures, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def cold(blob: bytes, hashes: Any) -> Any:
     """An answer from the header and the bytes that a cold probe asks for."""
     header = blob[: header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
-    return bloom.probe_cold(hashes, cut(blob, bloom.cold_ranges(hashes)))
+    return bloom.probe_bytes(hashes, cut(blob, bloom.byte_ranges(hashes)))
 
 
 def random_files(seed: int, sizes: list[int]) -> list[Any]:
@@ -284,7 +284,7 @@ def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
     blob = blob_of([build(longs(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
-        ranges = bloom.cold_ranges(hash_of(value))
+        ranges = bloom.byte_ranges(hash_of(value))
         assert len(ranges) <= 2 * 7
         assert sum(length for _, length in ranges) <= 2 * 7 * (4096 + 4)
         assert ranges == sorted(ranges)
@@ -293,12 +293,12 @@ def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
 def test_bytes_of_another_place_are_no_answer() -> None:
     blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_of(5)
-    parts = cut(blob, bloom.cold_ranges(hashes))
+    parts = cut(blob, bloom.byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
     with pytest.raises(ValueError, match="checksum"):
-        bloom.probe_cold(hashes, parts)
+        bloom.probe_bytes(hashes, parts)
     with pytest.raises(ValueError, match="bytes were read"):
-        bloom.probe_cold(hashes, [part[:-1] for part in parts])
+        bloom.probe_bytes(hashes, [part[:-1] for part in parts])
 
 
 @pytest.fixture(scope="module")

@@ -112,8 +112,8 @@ def cold(record: Record, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
-    pages = [blob[offset : offset + length] for offset, length in fences.cold_pages(hi, lo)]
-    return fences.lookup_cold(hi, lo, pages)
+    pages = [blob[offset : offset + length] for offset, length in fences.page_ranges(hi, lo)]
+    return fences.lookup_bytes(hi, lo, pages)
 
 
 def hashes(values: Sequence[int]) -> Any:
@@ -202,13 +202,13 @@ def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
 def test_a_cold_lookup_reads_a_page_or_two() -> None:
     hi, lo = uniform(100_000)
     record = opened(encode([FileRecords(sorted_run(hi, lo))]))
-    reads = [record.fences.cold_pages(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
+    reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(one) for one in reads} == {1}
     assert {one[0][1] for one in reads} == {PAGE, 2 * PAGE}
     assert sum(one[0][1] for one in reads) < 1.02 * PAGE * len(reads)
     absent, _ = uniform(1000, seed=1)
-    assert {len(record.fences.cold_pages(one, one)) for one in absent.reshape(-1, 1)} == {1}
-    everything = record.fences.cold_pages(hi, lo)
+    assert {len(record.fences.page_ranges(one, one)) for one in absent.reshape(-1, 1)} == {1}
+    everything = record.fences.page_ranges(hi, lo)
     assert everything == [(0, len(record.memory))]
 
 
@@ -340,9 +340,9 @@ def test_a_damaged_page_hurts_only_those_who_need_it_and_no_merge_keeps_it() -> 
             record.find(int(hi[needs]), int(lo[needs]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge([(record, np.ones(1, bool))]))
-    spans = [bytes(blob[at : at + size]) for at, size in record.fences.cold_pages(hi, lo)]
+    spans = [bytes(blob[at : at + size]) for at, size in record.fences.page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
-        record.fences.lookup_cold(hi, lo, spans)
+        record.fences.lookup_bytes(hi, lo, spans)
 
 
 def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
