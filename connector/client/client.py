@@ -191,7 +191,7 @@ class SeamarkClient:
             found = msgspec.json.decode(answer, type=_LoadTableResult)
             location = str(msgspec.json.decode(found.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not table: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a table: {error}") from None
         storage = dict(found.config)
         for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= given["config"] if f"{location}/".startswith(given["prefix"]) else {}
@@ -306,7 +306,7 @@ class SeamarkClient:
         try:
             return lookup_of(self._table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not lookup: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a lookup: {error}") from None
 
     def bitmap(
         self,

@@ -256,7 +256,7 @@ class Seamark:
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not view: {error!r}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a view: {error!r}") from None
         text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
         columns = _columns(schema)
         if text is None or columns is None:
@@ -304,7 +304,7 @@ class Seamark:
             metadata = msgspec.json.decode(raw, type=_Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not table: {error!r}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         found = KnownTable(

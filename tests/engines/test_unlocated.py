@@ -86,7 +86,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
 @pytest.mark.parametrize(
     ("made", "keys", "said"),
     [
-        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "no equality deletes"),
+        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "or equality deletes"),
         ("PARTITIONED BY (v)", ["id"], "has the field v, which is not derived from the key"),
         ("", ["x"], "readers compare differently"),
     ],

@@ -341,7 +341,7 @@ def test_what_cannot_be_read_exactly_is_refused(served: Served, client: SeamarkC
 
     served.run(make())
     for where, told in (
-        ("upper(name) = 'A' AND id = 1", "exactly: UPPER"),
+        ("upper(name) = 'A' AND id = 1", "by all parts of this predicate: UPPER"),
         ("nothing = 1", "Cannot find column 'nothing'"),
         ({"type": "eq", "term": "id", "value": "x"}, "x"),
     ):
@@ -377,7 +377,7 @@ def test_files_that_are_not_read_are_told_by_name(served: Served, client: Seamar
         assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
-    assert "'orc' are not read" in told(file_format="orc")
+    assert "'orc' are not supported" in told(file_format="orc")
     assert "encrypted" in told(key_metadata="AABB")
     assert "1 rows; its manifest says 2" in told(record_count=2)
     assert "cannot be read" in told(file_path=task.path + ".gone")

@@ -248,7 +248,7 @@ def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient, want
 
 def test_what_buckets_are_meant_has_to_be_clear(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
-    with pytest.raises(BadRequest, match="buckets of id, land; say which"):
+    with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
     with pytest.raises(BadRequest, match="no buckets of note; it has those of id, land"):
         resize(client, "db.t", buckets=16, column="note")

@@ -367,9 +367,9 @@ def twice(name: str) -> pa.Table:
     ("given", "how", "says"),
     [
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
-        (rows((1, "de")), {"keys": ["nothing"]}, "no column nothing"),
+        (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
         (rows((1, "de")), {"keys": []}, "at least one"),
-        (rows((1, "de")), {"keys": ["id", "id"]}, "each once"),
+        (rows((1, "de")), {"keys": ["id", "id"]}, "no column twice"),
         (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
