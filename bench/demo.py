@@ -38,7 +38,7 @@ from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT, Answer, ask, files_in, write_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Explanation
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.session import catalog_conf, iceberg_jars, open_session, session_conf
 from tests.services.process import CACHE, REPO, ServiceFailed, free_port, http_ok, port_answers
 from tests.services.seamark import Seamark
@@ -260,9 +260,9 @@ def _index(client: IndexClient, progress: Progress) -> None:
     table = f"{NAMESPACE}.{FACT}"
     for name, definition in progress.track(INDEXES.items(), description="building indexes"):
         client.put_index(table, name, **definition)
-        report = build(client, table, name, InProcess())
-        if report.left:
-            raise DemoFailed(f"the index {name} lacks {report.left} files: {report.skipped[:3]}")
+        report = build(client, table, name, InProcessWorkers())
+        if report.files_not_indexed:
+            raise DemoFailed(f"the index {name} lacks {report.files_not_indexed} files: {report.skipped[:3]}")
 
 
 def _query(spark: SparkSession, data: Path, options: Options, progress: Progress, client: IndexClient) -> list[Asked]:

@@ -206,7 +206,7 @@ class Connection(RequestHandler):
             _log.error("request failed outside of its handler", status=status, **_traced(exc))
             kind, message = "InternalServerError", "Internal error; the server's log tells more"
         if request.writer.output_size > 0:
-            raise ConnectionError("The answer has begun; it cannot become another one")
+            raise ConnectionError("The response has started; it cannot be replaced")
         response = self._guard.answers.respond(status, kind, message)
         response.headers["Server"] = "seamark"
         response.force_close()

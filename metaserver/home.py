@@ -215,7 +215,7 @@ def locked_home(settings: Settings) -> Iterator[None]:
                 raise ConfigError(f"Cannot lock {path}: {error.strerror}; keep the home on a local disk") from None
             raise ConfigError(
                 f"Another server runs from the home {settings.home}: {_describe_server(settings, lock)}. "
-                "Stop it first, or give this one another --home"
+                "Stop it first, or start this server with another --home"
             ) from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)

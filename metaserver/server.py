@@ -377,7 +377,7 @@ async def _sample(parts: ServerParts) -> None:
         metrics.in_flight.set(metrics.answering)
         metrics.watchers.set(parts.timeline.watchers)
         metrics.store_queue.set(parts.store.transacting)
-        metrics.plans_refused(parts.catalog.plan_tables.refused)
+        metrics.observe_refused_plan(parts.catalog.plan_tables.refused)
         planner = parts.planner.stats()
         metrics.plan_views.set(planner.views)
         metrics.plan_blocks.set(planner.blocks)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from seamark.metaserver.deferred import exports
 
 if TYPE_CHECKING:
-    from seamark.connector.spark.frames.clustering import Through, cluster
+    from seamark.connector.spark.frames.clustering import JoinedTable, cluster
     from seamark.connector.spark.frames.writes import write
     from seamark.connector.spark.query.queries import rewritten, sql
     from seamark.connector.spark.session import connect, iceberg_jars, read, session_conf
     from seamark.connector.spark.source.source import register
 
 __all__ = [
-    "Through",
+    "JoinedTable",
     "cluster",
     "connect",
     "iceberg_jars",
@@ -32,7 +32,7 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "seamark.connector.spark.frames.clustering": ("Through", "cluster"),
+        "seamark.connector.spark.frames.clustering": ("JoinedTable", "cluster"),
         "seamark.connector.spark.frames.writes": ("write",),
         "seamark.connector.spark.query.queries": ("rewritten", "sql"),
         "seamark.connector.spark.session": ("connect", "iceberg_jars", "read", "session_conf"),

@@ -306,8 +306,8 @@ def _many_files(report: Report, turns: int) -> None:
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
-        builts = [bitmap.build(_keys(values)) for values in files]
-        blob = b"".join(bitmap.encode(builts))
+        entries = [bitmap.build(_keys(values)) for values in files]
+        blob = b"".join(bitmap.encode(entries))
         index = Bitmap(memoryview(blob))
         wanted = sorted({int(values[0]) for values in files[:10]})
         ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in wanted))
@@ -315,7 +315,7 @@ def _many_files(report: Report, turns: int) -> None:
         if index.files_with(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
         took = statistics.median(_timed(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
-        share = 1 - sum(built.size_bytes for built in builts) / len(blob)
+        share = 1 - sum(built.size_bytes for built in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: took}))
         report.notes.append(
             f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."

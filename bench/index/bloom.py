@@ -50,8 +50,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     )
     report.bounds = {"memory of this machine, one core": bandwidth(*((1 << 24,) if quick else ())).text()}
     _building(report, quick=quick)
-    builts = [build(keys_of(pa.array(values_of(file)), "long")) for file in range(files)]
-    blob = _assembled(report, builts, folder)
+    entries = [build(keys_of(pa.array(values_of(file)), "long")) for file in range(files)]
+    blob = _assembled(report, entries, folder)
     paths = [_parquet(folder / f"{file}.parquet", values_of(file)) for file in range(sample)]
     _probing(report, blob, folder / "blob", paths, files)
     _checked(report, blob, files)
@@ -79,16 +79,16 @@ def _building(report: Report, *, quick: bool) -> None:
         report.rows.append(Row(case, "one core", "M keys/s", {OURS: rate}, lower_is_better=False, goal=goal))
 
 
-def _assembled(report: Report, builts: list[FileBloom], folder: Path) -> bytes:
+def _assembled(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
     """The blob, by merging ten parts, as the indexer would; written to the file that cold probes read."""
-    tenth = -(-len(builts) // 10)
+    tenth = -(-len(entries) // 10)
     started = time.thread_time()
-    parts = [Bloom(b"".join(encode(builts[at : at + tenth]))) for at in range(0, len(builts), tenth)]
+    parts = [Bloom(b"".join(encode(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
     encoded = time.thread_time() - started
     started = time.thread_time()
     blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
     merged = time.thread_time() - started
-    assert blob == b"".join(encode(builts))
+    assert blob == b"".join(encode(entries))
     for name, took in (("encode ten blobs", encoded), ("merge them into one", merged)):
         report.rows.append(
             Row(name, "one core", "MB/s", {OURS: len(blob) / took / 1e6}, lower_is_better=False),
@@ -122,9 +122,9 @@ def _probing(report: Report, blob: bytes, stored: Path, paths: list[str], files:
 
     def ask_cold(hashes: Any) -> Any:
         nonlocal reads
-        ranges = cold.cold_ranges(hashes)
+        ranges = cold.byte_ranges(hashes)
         reads = max(reads, len(ranges))
-        return cold.probe_cold(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
+        return cold.probe_bytes(hashes, [os.pread(descriptor, length, offset) for offset, length in ranges])
 
     scale = files / len(paths)
     for turn in range(ROUNDS):

@@ -28,7 +28,7 @@ from bench.hudi import Peer, session
 from bench.report import OURS, Report, Row
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.write.appends import append
 from seamark.metaserver.index.files.index_file import open_index_file
 from seamark.metaserver.index.keys.arrow_keys import keys_of
@@ -64,7 +64,7 @@ class Ours:
         for part in range(FILES):
             append(client, TABLE, table.take(np.arange(part, table.num_rows, FILES)))
         client.put_index(TABLE, INDEX, kind="record", columns=["k"])
-        with closing(InProcess()) as workers:
+        with closing(InProcessWorkers()) as workers:
             started = time.perf_counter()
             build(client, TABLE, INDEX, workers)
             self.seconds = time.perf_counter() - started

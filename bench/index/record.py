@@ -171,7 +171,7 @@ def _indexed(report: Report, folder: Path, keys: Values) -> Path:
     """The blob, as an indexer makes it: a run a data file, and the merge of all of them."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started = time.thread_time()
-    builts = [build([keys_of(column, "long")]) for column in columns]
+    entries = [build([keys_of(column, "long")]) for column in columns]
     built = time.thread_time() - started
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
@@ -182,7 +182,7 @@ def _indexed(report: Report, folder: Path, keys: Values) -> Path:
     rates = {OURS: len(keys) / built / 1e6, "parquet-read": len(keys) / read / 1e6}
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
-    for number, one in enumerate(builts):
+    for number, one in enumerate(entries):
         _write(folder / f"{number}.run", encode([one]))
         parts.append(_mapped(folder / f"{number}.run"))
     started = time.thread_time()
@@ -295,8 +295,8 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         started = time.perf_counter()
         pair = key_hash([key_of(int(keys[at]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
-        ranges = fences.cold_pages(hi, lo)
-        found = fences.lookup_cold(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
+        ranges = fences.page_ranges(hi, lo)
+        found = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
         took.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)

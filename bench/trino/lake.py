@@ -23,7 +23,7 @@ from bench.ssb.generate import TABLES, generate
 from bench.ssb.spark import FACT, write_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import build
-from seamark.connector.spark.frames.clustering import Through, cluster
+from seamark.connector.spark.frames.clustering import JoinedTable, cluster
 from seamark.connector.spark.index_job import SparkWorkers
 from seamark.connector.spark.session import connect
 from tests.services.process import CACHE
@@ -38,9 +38,9 @@ BASE_FILES = 16
 KEYS = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate")
 INDEXED = (*KEYS, "lo_discount", "lo_quantity")
 JOINS = {
-    "customer": Through((BASE, "customer"), {"lo_custkey": "c_custkey"}),
-    "supplier": Through((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
-    "part": Through((BASE, "part"), {"lo_partkey": "p_partkey"}),
+    "customer": JoinedTable((BASE, "customer"), {"lo_custkey": "c_custkey"}),
+    "supplier": JoinedTable((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
+    "part": JoinedTable((BASE, "part"), {"lo_partkey": "p_partkey"}),
 }
 SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 
@@ -148,5 +148,5 @@ def _lay(client: IndexClient, spark: SparkSession, layout: Layout, files: int) -
         cluster(spark, fact, layout.by, joins=JOINS, curve=layout.curve, files=files, client=client)
     for name in names:
         report = build(client, fact, name, SparkWorkers(spark))
-        if report.left:
-            raise RuntimeError(f"{name} of {layout.name} lacks {report.left} files: {report.skipped[:3]}")
+        if report.files_not_indexed:
+            raise RuntimeError(f"{name} of {layout.name} lacks {report.files_not_indexed} files: {report.skipped[:3]}")

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.write.appends import destination
+from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import TARGET_BYTES, WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from tests.services.seamark import Seamark
@@ -72,12 +72,12 @@ def _fill(server: Seamark, files: int) -> None:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
         for table in (TABLE, ALONE):
             _create(client, table)
-        into = destination(client, (NAMESPACE, ALONE))
+        into = open_destination(client, (NAMESPACE, ALONE))
         into.commit(client, write_batches(into.target, [rows_of(0, files)]))
         for column, kind in INDEXED.items():
             fpp = FPP if kind == "bloom" else None
             client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
-        into = destination(client, (NAMESPACE, TABLE))
+        into = open_destination(client, (NAMESPACE, TABLE))
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             starts = range(0, files, FILES_A_COMMIT)
             for written in pool.map(partial(_write, into.target, files), starts):

@@ -25,11 +25,11 @@ REWRITE = "map('delete-file-threshold', '1', 'rewrite-all', 'true')"
 
 
 def measure(
-    report: Report, made: Lake, rows: int, batches: int, bases: Path, *, layout: str, way: str | None, rounds: int
+    report: Report, made: Lake, rows: int, batches: int, bases: Path, *, layout: str, strategy: str | None, rounds: int
 ) -> None:
     name = f"aged_{layout}"
-    table = made.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=way is None)
-    writer, drawn = PythonWriter("aged", table, way=way), Batches(rows, made.folder)
+    table = made.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
+    writer, drawn = PythonWriter("aged", table, strategy=strategy), Batches(rows, made.folder)
     read = {"before": _read(made.spark, name, rounds)}
     took = []
     for _ in range(batches):
@@ -43,7 +43,7 @@ def measure(
     read["rewritten"] = _read(made.spark, name, rounds)
     if (found := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
         raise AnswersDiffer(f"the aged table has {found} rows by version, the batches make {expected}")
-    by = "deletion vectors" if way is None else "equality deletes"
+    by = "deletion vectors" if strategy is None else "equality deletes"
     case, part = f"{rows:,} rows, after {batches} batches, {by}", max(1, batches // 5)
     last, first = statistics.median(took[-part:]), statistics.median(took[:part])
     report.rows += [

@@ -32,13 +32,13 @@ from bench.report import OURS, Report, Row
 from bench.writing.session import served
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, create, keys_of, rows_of
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES, AnswersDiffer
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
-from seamark.connector.index.builds import InProcess, build
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
@@ -134,9 +134,9 @@ def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: in
     stored = np.arange(STORED)
     append(client, (NAMESPACE, name), rows_of(stored, 0))
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
-    with closing(InProcess()) as workers:
+    with closing(InProcessWorkers()) as workers:
         build(client, (NAMESPACE, name), INDEX, workers)
-    buckets = transformed(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored))
+    buckets = apply_transform(f"bucket[{BUCKETS}]", COLUMNS[KEY], keys_of(stored))
     bucket = np.array(buckets.values)[buckets.codes]
     batches = []
     for writer in range(writers):
@@ -207,7 +207,7 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
 def _check(client: IndexClient, name: str, expected: int) -> None:
     """AnswersDiffer unless the table has so many rows, each key once."""
     opened = open_table(client, (NAMESPACE, name), CURRENT)
-    reader = TaskReader(wanted_of(opened, [KEY], TRUE), opened.storage)
+    reader = TaskReader(plan_read(opened, [KEY], TRUE), opened.storage)
     keys = [batch.column(0) for task in plan(client, opened, TRUE) for batch in reader.read(task)]
     found = pa.chunked_array(keys, pa.string())
     if len(found) != expected or len(found.unique()) != expected:

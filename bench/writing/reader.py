@@ -34,12 +34,12 @@ from bench.writing.tables import ARROW, BASES, NAMESPACE, at_once, cloned, creat
 from bench.writing.writers import AnswersDiffer, read_since, reads
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table
-from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
+from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, estimate_remaining_rows
 from seamark.connector.spark.session import read
-from seamark.connector.write.appends import destination
+from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 
@@ -122,7 +122,7 @@ def _filled(made: Lake, size: Size, bases: Path) -> str:
     table = f"{NAMESPACE}.{name}"
     for column in (*(f"k{share}" for share in size.shares), "clustered"):
         made.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
-        with closing(InProcess()) as workers:
+        with closing(InProcessWorkers()) as workers:
             build(made.client, table, f"by_{column}", workers)
     return table
 
@@ -130,7 +130,7 @@ def _filled(made: Lake, size: Size, bases: Path) -> str:
 def _written(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
     with making(folder) as client:
         create(client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns)
-        into = destination(client, (NAMESPACE, "base"))
+        into = open_destination(client, (NAMESPACE, "base"))
         written = at_once(partial(_write_file, into.target, size), range(size.files))
         into.commit(client, written)
         return written, metadata_of(client, "base")
@@ -198,7 +198,7 @@ def _compared(report: Report, made: Lake, table: str, size: Size, case: str, whe
 
 def _found(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
     opened = open_table(client, table, CURRENT)
-    return found_by(client, opened, bound_filter(where, opened))
+    return estimate_remaining_rows(client, opened, bound_filter(where, opened))
 
 
 def _ours(made: Lake, table: str, where: str | None) -> DataFrame:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.write.appends import destination
+from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from tests.services.process import CACHE
@@ -194,7 +194,7 @@ def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict
 def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
     with making(folder) as client:
         create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
-        into = destination(client, (NAMESPACE, "base"))
+        into = open_destination(client, (NAMESPACE, "base"))
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
         parts = list(pairwise(ends))
         if layout == FLAT:

@@ -73,7 +73,7 @@ class Turns:
 
     writer: Writer
     mode: str
-    way: str
+    strategy: str
     warm: int = WARM
     rounds: int = ROUNDS
     last: float = 0.0
@@ -150,9 +150,16 @@ async def run(
             _rows_of(report, rows, tables[rows])
         _flatness(report, tables)
         aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
-        for layout, way in ((FLAT, None), (BUCKETED, EQUALITY)):
+        for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
             ageing.measure(
-                report, made, aged, batches, plan.bases, layout=layout, way=way, rounds=1 if quick or way else 5
+                report,
+                made,
+                aged,
+                batches,
+                plan.bases,
+                layout=layout,
+                strategy=strategy,
+                rounds=1 if quick or strategy else 5,
             )
     report.notes += [
         f"Batches of {BATCH_ROWS:,} rows, {UPDATED:.0%} of them of keys that are there; ten columns, UUIDs as keys, 16"
@@ -182,16 +189,16 @@ def _ours(made: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
             (PYSPARK, MERGE_ON_READ, BUCKET),
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
-    for number, (way, mode, located) in enumerate(kinds):
+    for number, (strategy, mode, located) in enumerate(kinds):
         found = base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
         table = made.table(found, f"u{rows}_{number}", mode=mode, indexed=located == RECORD)
-        name, blind = f"{way}, {located}", EQUALITY if located == BLIND else None
+        name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
         writer = (
-            PythonWriter(name, table, way=blind)
-            if way == PYTHON
-            else SparkWriter(name, table, way=blind, by_tasks=way == TASKS)
+            PythonWriter(name, table, strategy=blind)
+            if strategy == PYTHON
+            else SparkWriter(name, table, strategy=blind, by_tasks=strategy == TASKS)
         )
-        yield Turns(writer, mode, way, plan.warm, plan.rounds)
+        yield Turns(writer, mode, strategy, plan.warm, plan.rounds)
 
 
 def _merge(
@@ -265,12 +272,12 @@ def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
         mine = [one for one in turns if one.mode == mode]
         case = f"{rows:,} rows, {mode}"
-        peers = {one.way: one for one in mine if one.way in (MERGE, HUDI)}
-        ours = [one for one in mine if one.way not in peers]
+        peers = {one.strategy: one for one in mine if one.strategy in (MERGE, HUDI)}
+        ours = [one for one in mine if one.strategy not in peers]
         for one in ours:
             for name, peer in peers.items():
                 values = {OURS: one.median, name: peer.median}
-                factor = _goal(one.way, name, mode, rows)
+                factor = _goal(one.strategy, name, mode, rows)
                 goal = None if factor is None else values[name] / factor
                 report.rows.append(Row(case, f"{one.writer.name}; {name}", "s", values, peer=name, goal=goal))
         for one in ours:
@@ -279,14 +286,14 @@ def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
                 report.rows.append(Row(case, f"{one.writer.name}, {measure}", unit, values, peer=MERGE))
 
 
-def _goal(way: str, peer: str, mode: str, rows: int) -> float | None:
+def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
     """How many times quicker than the peer it is to be."""
     large = rows >= 10_000_000
     if peer == HUDI:
-        return None if way == PYTHON else HUDI_GOALS[mode]
+        return None if strategy == PYTHON else HUDI_GOALS[mode]
     if mode == COPY_ON_WRITE:
         return 2.0 if large else None
-    if way == PYTHON:
+    if strategy == PYTHON:
         return 20.0 if large else None
     return 8.0 if large else 2.0
 
@@ -295,7 +302,7 @@ def _flatness(report: Report, tables: dict[int, list[Turns]]) -> None:
     """Merge-on-read in the largest table beside the smallest."""
     small, large = (
         {
-            one.writer.name if one.way != MERGE else MERGE: one.median
+            one.writer.name if one.strategy != MERGE else MERGE: one.median
             for one in tables[rows]
             if one.mode == MERGE_ON_READ
         }

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, Batch, cloned, register
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
 from seamark.connector.spark.frames.writes import write
 from seamark.connector.write.upserts import upsert
@@ -71,7 +71,7 @@ class OurTable:
         table = OurTable(client, spark, catalog, folder.name, folder)
         if indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
-            with closing(InProcess()) as workers:
+            with closing(InProcessWorkers()) as workers:
                 build(client, table.named, INDEX, workers)
         return table
 
@@ -87,8 +87,8 @@ class OurTable:
 
 
 class _Ours:
-    def __init__(self, name: str, table: OurTable, *, way: str | None = None) -> None:
-        self.name, self._table, self._way = name, table, way
+    def __init__(self, name: str, table: OurTable, *, strategy: str | None = None) -> None:
+        self.name, self._table, self._strategy = name, table, strategy
         self.folder = table.folder
 
     def versions(self) -> dict[int, int]:
@@ -102,20 +102,20 @@ class PythonWriter(_Ours):
     """`seamark.connector.write.upserts`, in this process, of rows in memory."""
 
     def upsert(self, batch: Batch) -> None:
-        upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], way=self._way)
+        upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
 class SparkWriter(_Ours):
     """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the driver
     would do."""
 
-    def __init__(self, name: str, table: OurTable, *, way: str | None = None, by_tasks: bool = False) -> None:
-        super().__init__(name, table, way=way)
+    def __init__(self, name: str, table: OurTable, *, strategy: str | None = None, by_tasks: bool = False) -> None:
+        super().__init__(name, table, strategy=strategy)
         self._driver_rows = 0 if by_tasks else DRIVER_ROWS
 
     def upsert(self, batch: Batch) -> None:
         table, frame = self._table, batch_frame(self._table.spark, batch)
-        how = {"way": self._way, "driver_rows": self._driver_rows}
+        how = {"strategy": self._strategy, "driver_rows": self._driver_rows}
         write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
 
 

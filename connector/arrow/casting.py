@@ -62,7 +62,7 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
             return _FILE_TYPES.get(kind) or plain_type(kind)
     except ValueError:
         pass
-    raise Unwritable(f"column {path} is {kind}; values of that type cannot be written here")
+    raise Unwritable(f"column {path} is {kind}; Seamark cannot write values of this type")
 
 
 def _arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
@@ -130,7 +130,9 @@ def _fields(
         path, array = prefix + name, by_name.get(name)
         if field.type == UNKNOWN:
             if array is not None and array.null_count < rows:
-                raise Unwritable(f"column {path} is unknown, whose values are all null; the data has others")
+                raise Unwritable(
+                    f"column {path} has the type unknown, which has only null values; the data has other values"
+                )
         elif array is None:
             cast_arrays.append(_default_column(field, rows, path))
         else:
@@ -305,7 +307,7 @@ def _to_float(array: pa.Array, target: pa.DataType) -> pa.Array:
     floats = array.cast(target, safe=False)
     exact = pc.or_(pc.equal(floats.cast(array.type), array), pc.is_nan(array))
     if pc.all(exact).as_py() is False:
-        raise ValueError("a double is no float; round to 32 bits before")
+        raise ValueError("a double is not a float; round it to 32 bits first")
     return floats
 
 
@@ -326,7 +328,7 @@ def _to_uuid(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _uuid_bytes(text: str) -> bytes:
     if len(text) != 36:
-        raise ValueError(f"{text[:50]!r} is no UUID of 36 characters")
+        raise ValueError(f"{text[:50]!r} is not a UUID of 36 characters")
     return UUID(text).bytes
 
 
@@ -382,10 +384,10 @@ def _repeated_default(kind: Type, default: object, rows: int, path: str) -> pa.A
         children = _fields([], [], kind.fields, rows, None, f"{path}.")
         return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)))
     if not isinstance(kind, str):
-        raise Unwritable(f"column {path} has a write default that is not understood here; write the column")
+        raise Unwritable(f"column {path} has an unsupported write default; give a value for the column")
     try:
         value = decode_json(kind, default)
     except ValueError as error:
-        raise Unwritable(f"column {path} has a write default that is none: {error}; write the column") from None
+        raise Unwritable(f"column {path} has an invalid write default: {error}; write the column") from None
     repeated = pa.repeat(arrow_array(kind, [value])[0], rows)
     return _cast_primitive(repeated, kind, path)

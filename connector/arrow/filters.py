@@ -38,7 +38,7 @@ _NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
 _NOT_PRIMITIVE = frozenset({"struct", "list", "map", "variant"})
 
 
-def matching(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
+def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
     """bool[rows]: the rows for which the expression is true.
 
     `columns`: by id, with the Arrow types of `plain_type`; a column inside a struct is null where the struct is null.
@@ -47,22 +47,22 @@ def matching(expression: Expression, columns: Mapping[int, pa.Array], rows: int)
         case Always(value):
             return np.full(rows, value)
         case And(children):
-            return np.asarray(np.logical_and.reduce([matching(child, columns, rows) for child in children]))
+            return np.asarray(np.logical_and.reduce([evaluate_filter(child, columns, rows) for child in children]))
         case Or(children):
-            return np.asarray(np.logical_or.reduce([matching(child, columns, rows) for child in children]))
+            return np.asarray(np.logical_or.reduce([evaluate_filter(child, columns, rows) for child in children]))
         case Bound():
             return _matches(expression, columns[expression.column_id])
     raise TypeError(f"not a bound expression: {expression}")
 
 
 def check_filter(expression: Expression) -> None:
-    """ValueError, with the column's name, for a predicate that `matching` cannot evaluate."""
+    """ValueError, with the column's name, for a predicate that `evaluate_filter` cannot evaluate."""
     match expression:
         case And(children) | Or(children):
             for child in children:
                 check_filter(child)
         case Bound(op, _, name, kind) if kind in _NOT_PRIMITIVE and not (kind == "struct" and op in _NULLITY):
-            raise ValueError(f"rows cannot be chosen by {op} of {name}, a {kind}, or within one")
+            raise ValueError(f"rows cannot be selected by {op} of {name}, a {kind}, or within one")
 
 
 def _matches(predicate: Bound, column: pa.Array) -> Mask:

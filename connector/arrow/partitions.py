@@ -67,7 +67,7 @@ class PartitionTerm:
     places: tuple[int, ...]
 
     def of(self, rows: pa.RecordBatch | pa.Table) -> Values:
-        return transformed(self.transform, self.kind, column_at(rows, self.places))
+        return apply_transform(self.transform, self.kind, column_at(rows, self.places))
 
     @property
     def result(self) -> str:
@@ -156,7 +156,7 @@ def _combined_codes(columns: Sequence[Values]) -> Longs:
     return codes
 
 
-def transformed(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
+def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
     """Applies a transform to a column of the table's type. ValueError if the column has values of another type."""
     name = name_of(transform)
     if name == VOID or pa.types.is_null(column.type):

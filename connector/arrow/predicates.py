@@ -19,7 +19,7 @@ else:
     sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 
-def exactly(where: str | Any, schema: Schema) -> Expression:
+def bind_exactly(where: str | Any, schema: Schema) -> Expression:
     """Binds SQL text or Iceberg expression JSON to a schema. BadRequest for an invalid predicate, and for SQL that no
     expression represents exactly: a wider expression would select other rows."""
     try:
@@ -28,7 +28,7 @@ def exactly(where: str | Any, schema: Schema) -> Expression:
         parsed = sql.parse_sql(where, schema, nan_above=True)
         if not parsed.exact:
             reason = f": {'; '.join(parsed.unused)}" if parsed.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Rows cannot be chosen by all of this predicate exactly{reason}")
+            raise BadRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
         return bind(parsed.expression, schema, (), case_sensitive=True)
     except RequestError as error:
         raise BadRequest(error.message) from None

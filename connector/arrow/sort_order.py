@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.connector.arrow.partitions import PartitionTerm, column_at, term_of, transformed
+from seamark.connector.arrow.partitions import PartitionTerm, apply_transform, column_at, term_of
 from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID
@@ -70,7 +70,7 @@ def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64],
     """(ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all rows)."""
     column = column_at(rows, term.places)
     if term.transform != IDENTITY:
-        distinct = transformed(term.transform, term.kind, column)
+        distinct = apply_transform(term.transform, term.kind, column)
         present = sorted((value, code) for code, value in enumerate(distinct.values) if value is not None)
         ranks = np.zeros(len(distinct.values), dtype=np.uint64)
         ranks[[code for _, code in present]] = np.arange(len(present), dtype=np.uint64)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.errors import ServerFailed, Unreachable, error_of
+from seamark.connector.client.errors import ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import Name, namespace_path, split_table, table_path
 from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
 from seamark.connector.client.values import (
@@ -59,7 +59,7 @@ class SeamarkClient:
 
     def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
+            raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
@@ -191,7 +191,7 @@ class SeamarkClient:
             found = msgspec.json.decode(answer, type=_LoadTableResult)
             location = str(msgspec.json.decode(found.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self.url} answers with something that is no table: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a table: {error}") from None
         storage = dict(found.config)
         for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= given["config"] if f"{location}/".startswith(given["prefix"]) else {}
@@ -285,10 +285,10 @@ class SeamarkClient:
         body |= {name: value for name, value in given.items() if value is not None}
         found = self._json("POST", f"{table_path(table)}/plan-tables", {}, body)
         try:
-            told = {name.replace("-", "_"): value for name, value in found.items()}
-            return PlanTable(**{**told, "joins": tuple(told.get("joins", ()))})
+            fields = {name.replace("-", "_"): value for name, value in found.items()}
+            return PlanTable(**{**fields, "joins": tuple(fields.get("joins", ()))})
         except TypeError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 
     # Where rows are
 
@@ -306,7 +306,7 @@ class SeamarkClient:
         try:
             return lookup_of(self._table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self.url} answers with something that is no lookup: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a lookup: {error}") from None
 
     def bitmap(
         self,
@@ -342,7 +342,7 @@ class SeamarkClient:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
-            raise ServerFailed(f"{self.url} answers with something that is no Arrow stream: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not an Arrow stream: {error}") from None
 
     def _pages(
         self,
@@ -372,7 +372,7 @@ class SeamarkClient:
         try:
             return json.loads(raw)
         except ValueError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no JSON: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not JSON: {error}") from None
 
     def _request(
         self,
@@ -400,7 +400,7 @@ class SeamarkClient:
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
         if answer.status not in (200, 204):
-            raise error_of(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
+            raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data
 
     def _connections(self) -> urllib3.PoolManager:

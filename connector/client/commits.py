@@ -24,7 +24,7 @@ _WAIT_MAX_S = 8.0
 _DOUBLINGS_MAX = 10
 
 
-def producer_named(producer: Producer | None) -> dict[str, Any] | None:
+def producer_json(producer: Producer | None) -> dict[str, Any] | None:
     """As a commit's body has it. ValueError for what is none: ask before there is work that would be in vain."""
     match producer:
         case None:

@@ -82,7 +82,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 }
 
 
-def error_of(status: int, body: bytes, request_id: str) -> ClientError:
+def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
     """From an answer that is no success: the shape of Iceberg's REST errors, or whatever a proxy sent."""
     made = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:

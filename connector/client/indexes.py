@@ -119,7 +119,7 @@ class IndexClient(SeamarkClient):
         body = {"outcome": outcome, "reason": reason}
         return self._object("POST", f"{_build_path(table, name, build_id)}/finish", body)
 
-    def unheld(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
+    def unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
         """By location of a live index file, the numbers of its data files that no snapshot holds any more: what a
         merge may leave out. Nothing where the server cannot tell. Conflict where one is not live any more."""
         answer = self._json("POST", f"{_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})

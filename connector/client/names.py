@@ -23,7 +23,7 @@ def table_path(table: Name) -> str:
 def split_table(table: Name) -> tuple[str, ...]:
     levels = tuple(table) if not isinstance(table, str) else split_name(table)
     if len(levels) < 2:
-        raise ValueError(f"{'.'.join(levels)!r} names no table: write its namespace, too, as in db.events")
+        raise ValueError(f"{'.'.join(levels)!r} is not the name of a table: add the namespace, for example db.events")
     return levels
 
 
@@ -42,4 +42,6 @@ def split_name(text: str) -> tuple[str, ...]:
         if text[at] != ".":
             break
         at += 1
-    raise ValueError(f"{text!r} is no name: levels joined by dots, none empty; a dot within one is written \\.")
+    raise ValueError(
+        f"{text!r} is not a name: names are levels joined by dots, none empty; a dot inside a level is written \\."
+    )

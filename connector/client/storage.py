@@ -36,7 +36,9 @@ class Storage:
             return fs.LocalFileSystem(), path if path.startswith("/") else "/" + path.partition("/")[2]
         if scheme in S3_SCHEMES and rest.startswith("//"):
             return self._s3(), rest[2:]
-        raise ValueError(f"{location!r} is on a storage that is not known: file and {', '.join(S3_SCHEMES)} are")
+        raise ValueError(
+            f"{location!r} is in an unsupported storage: supported are file and {', '.join(S3_SCHEMES)} are"
+        )
 
     def _s3(self) -> fs.FileSystem:
         given = self.properties

@@ -21,7 +21,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At, LoadedTable
 from seamark.connector.index.files import IndexTask
-from seamark.connector.index.verification import Verdict, verify_index_file
+from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -41,7 +41,7 @@ class Audit:
     they could not be counted, for the reason in `uncounted`."""
 
     index: Index
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[VerificationResult, ...]
     states: dict[str, str]
     """The states of the reported index files, by location."""
     rows: int | None
@@ -84,7 +84,7 @@ class _AuditedIndex:
     def live(self) -> list[dict[str, Any]]:
         return [index_file for index_file in self.index.json["index-files"] if index_file["state"] == LIVE]
 
-    def verify(self, listed: dict[str, Any], sample: int) -> Verdict:
+    def verify(self, listed: dict[str, Any], sample: int) -> VerificationResult:
         """Verifies a live index file and reports problems to the server."""
         location = listed["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
@@ -95,14 +95,14 @@ class _AuditedIndex:
         return verdict
 
 
-def verify_some(
+def verify_sample(
     client: IndexClient,
     table: Name,
     name: str,
     *,
     sample: int,
     verified: Collection[str],
-    on_verdict: Callable[[Verdict, int], bool],
+    on_verdict: Callable[[VerificationResult, int], bool],
 ) -> bool:
     """Verifies the live index files of one index, except those at the locations `verified`.
 
@@ -127,7 +127,7 @@ def audit_index(
     sample: int,
     report: bool = True,
     seed: int | None = None,
-    on_verdict: Callable[[Verdict, int], None] = lambda verdict, total: None,
+    on_verdict: Callable[[VerificationResult, int], None] = lambda verdict, total: None,
 ) -> Audit:
     """Verifies the live index files of one index; reads up to `sample` data files of each index file again.
 
@@ -140,7 +140,7 @@ def audit_index(
     audited_index, loaded, metadata, is_consistent = _load(client, table, name)
     audited = _AuditedIndex(client, table, audited_index, _task_of(audited_index, loaded, metadata), report, rng, {})
     live = audited.live
-    verdicts: list[Verdict] = []
+    verdicts: list[VerificationResult] = []
     for index_file in live:
         verdicts.append(audited.verify(index_file, sample))
         on_verdict(verdicts[-1], len(live))
@@ -153,7 +153,7 @@ def _task_of(index: Index, loaded: LoadedTable, metadata: TableMetadata) -> Inde
     """A task without a folder, because nothing is written."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
-        raise BadRequest(f"The table at {loaded.location} has no table-uuid, so its indexes are nobody's")
+        raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)
     return IndexTask(metadata.table_uuid, definition, projection, "", Storage(loaded.storage))
 
@@ -172,7 +172,7 @@ def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTab
     return index, loaded, metadata, False
 
 
-def _compare_counts(verdict: Verdict, listed: dict[str, Any]) -> Verdict:
+def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> VerificationResult:
     """The verdict, with a further problem if the server lists other counts than the index file contains."""
     files, rows = listed["files"], listed["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
@@ -181,7 +181,7 @@ def _compare_counts(verdict: Verdict, listed: dict[str, Any]) -> Verdict:
     return replace(verdict, problems=(*verdict.problems, problem))
 
 
-def _report(client: IndexClient, table: Name, name: str, verdict: Verdict) -> str:
+def _report(client: IndexClient, table: Name, name: str, verdict: VerificationResult) -> str:
     """Reports the problems to the server; returns the state of the index file."""
     reason = "; ".join(verdict.problems)
     try:
@@ -191,7 +191,7 @@ def _report(client: IndexClient, table: Name, name: str, verdict: Verdict) -> st
     return str(answer["state"])
 
 
-def _uncounted_reason(index: Index, verdicts: Sequence[Verdict]) -> str | None:
+def _uncounted_reason(index: Index, verdicts: Sequence[VerificationResult]) -> str | None:
     """Why the rows cannot be counted; None if they can."""
     unlisted = sum(index.json["levels"].values()) - len(verdicts)
     if unlisted:
@@ -200,7 +200,9 @@ def _uncounted_reason(index: Index, verdicts: Sequence[Verdict]) -> str | None:
     return f"{unread:,} index files could not be read" if unread else None
 
 
-def _count_rows(client: IndexClient, table: Name, metadata: TableMetadata, verdicts: Iterable[Verdict]) -> int:
+def _count_rows(
+    client: IndexClient, table: Name, metadata: TableMetadata, verdicts: Iterable[VerificationResult]
+) -> int:
     """Rows of the current snapshot's data files according to the index files; each data file counts once."""
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
     empty = np.empty(0, dtype=np.uint64)

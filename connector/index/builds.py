@@ -69,11 +69,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """`left`: files that are still missing, because they cannot be indexed. `skipped`: (path, reason) of the first of
-    them."""
+    """`files_not_indexed`: files that are still missing, because they cannot be indexed. `skipped`: (path, reason) of
+    the first of them."""
 
     progress: Progress
-    left: int
+    files_not_indexed: int
     skipped: tuple[tuple[str, str], ...]
     json: dict[str, Any]
     """The server's answer for the finished build."""
@@ -97,7 +97,7 @@ class ClusterFailed(Exception):
     """Workers cannot be started, or their work failed. The message is one line."""
 
 
-class InProcess:
+class InProcessWorkers:
     """Runs one group after the other in this process."""
 
     parallelism = 1
@@ -109,13 +109,13 @@ class InProcess:
         pass
 
 
-class Adaptive:
+class AdaptiveWorkers:
     """Runs small waves in this process; starts the cluster at the first wave that is not small."""
 
     def __init__(self, start_cluster: Callable[[], Workers]) -> None:
         self._start_cluster = start_cluster
         self._cluster: Workers | None = None
-        self._here = InProcess()
+        self._here = InProcessWorkers()
 
     @property
     def parallelism(self) -> int:
@@ -153,24 +153,24 @@ def build(
     ClusterFailed if an index file cannot be written. On an error or an interrupt, the build is rolled back with the
     reason, and registered index files stay. The caller closes `workers`.
     """
-    with begun_build(client, table, index, exclusive=exclusive) as begun:
-        run = _Run(client, table, index, begun, workers, limits, on_progress)
+    with open_build(client, table, index, exclusive=exclusive) as started:
+        run = _Run(client, table, index, started, workers, limits, on_progress)
         for _ in range(passes_max):
             if not run.catch_up():
                 break
-        return run.report(client.finish_build(table, index, begun["build-id"], **run.outcome))
+        return run.report(client.finish_build(table, index, started["build-id"], **run.outcome))
 
 
 @contextmanager
-def begun_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
+def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
     """Starts a build, which the block must finish. An exception of the block rolls it back with the reason."""
-    begun = client.start_build(table, index, exclusive=exclusive)
+    started = client.start_build(table, index, exclusive=exclusive)
     try:
-        yield begun
+        yield started
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         with suppress(ClientError):  # raise the first error
-            client.finish_build(table, index, begun["build-id"], outcome="rolled-back", reason=reason[:1000])
+            client.finish_build(table, index, started["build-id"], outcome="rolled-back", reason=reason[:1000])
         raise
 
 
@@ -182,17 +182,17 @@ class _Run:
         client: IndexClient,
         table: Name,
         index: str,
-        begun: dict[str, Any],
+        started: dict[str, Any],
         workers: Workers,
         limits: GroupLimits,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._client = client
-        self._build_key = (table, index, str(begun["build-id"]))
+        self._build_key = (table, index, str(started["build-id"]))
         self._workers = workers
         self._limits = limits
         self._on_progress = on_progress
-        self._json = begun
+        self._json = started
         self._tried: set[int] = set()
         """High halves of the identities of all files that were given to workers; no file is tried twice."""
         self._skipped = 0
@@ -218,20 +218,20 @@ class _Run:
 
     def catch_up(self) -> bool:
         """Indexes the missing files. False if all of them had been tried before."""
-        source = Source.of(self._client, self._build_key[0], self._json)
+        source = BuildSource.of(self._client, self._build_key[0], self._json)
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
-        groups = grouped(self._untried_files(source), self._wave_limits())
+        groups = group_files(self._untried_files(source), self._wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_A_WORKER)):
             for written in self._workers.run(source.task, wave):
                 self._register(written)
         return len(self._tried) > before
 
-    def _untried_files(self, source: Source) -> Iterator[DataFile]:
+    def _untried_files(self, source: BuildSource) -> Iterator[DataFile]:
         """The missing files that were not tried before, requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
-                source = Source.of(self._client, self._build_key[0], self._json)
+                source = BuildSource.of(self._client, self._build_key[0], self._json)
             files = [source.file(listed) for listed in page["files"]]
             ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
@@ -272,7 +272,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class Source:
+class BuildSource:
     """A table during a build: the index task, and the columns that readers take from partition values."""
 
     task: IndexTask
@@ -280,20 +280,22 @@ class Source:
     """By spec id: the columns with an identity partition field."""
 
     @staticmethod
-    def of(client: IndexClient, table: Name, begun: Mapping[str, Any]) -> Source:
+    def of(client: IndexClient, table: Name, started: Mapping[str, Any]) -> BuildSource:
         """Loads the table: its schema and storage credentials may change during a long build. TableReplaced."""
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
-        if metadata.table_uuid != begun["table-uuid"]:
-            raise TableReplaced(f"{loaded.location} is another table than the build {begun['build-id']} was begun for")
+        if metadata.table_uuid != started["table-uuid"]:
+            raise TableReplaced(
+                f"{loaded.location} is another table than the build {started['build-id']} was started for"
+            )
         task = IndexTask(
-            begun["table-uuid"],
-            of_id(begun["definition-id"], metadata.current_schema, metadata.schemas),
+            started["table-uuid"],
+            of_id(started["definition-id"], metadata.current_schema, metadata.schemas),
             Projection(metadata.current_schema),
-            begun["folder"],
+            started["folder"],
             Storage(loaded.storage),
         )
-        return Source(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
+        return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
         """Whether the loaded table had the partition specs of all these files."""
@@ -317,7 +319,7 @@ def _identities(spec: PartitionSpec) -> frozenset[int]:
     return frozenset(source for field in spec.fields if field.transform == IDENTITY for source in field.sources)
 
 
-def grouped(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
+def group_files(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
     """Divides files, in their order, into groups within the limits; a group has at least one file."""
     group: list[DataFile] = []
     size_bytes = rows = 0

@@ -70,26 +70,26 @@ class WrittenIndex:
 
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
     """Builds and writes a durable index file of these data files."""
-    builts: list[Any] = []
+    entries: list[Any] = []
     indexed: list[DataFile] = []
     skipped: list[tuple[str, str]] = []
     for file in files:
         try:
-            builts.append(built(task.definition, keys_of_file(task, file)))
+            entries.append(build_entry(task.definition, keys_of_file(task, file)))
             indexed.append(file)
         except (Unreadable, ValueError) as error:
             skipped.append((file.path, str(error)))
-    return write_index_file(task, indexed, builts, skipped)
+    return write_index_file(task, indexed, entries, skipped)
 
 
 def write_index_file(
-    task: IndexTask, files: Sequence[DataFile], builts: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
+    task: IndexTask, files: Sequence[DataFile], entries: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
 ) -> WrittenIndex:
-    """Writes the results of `built` as an index file; none if there are no data files."""
+    """Writes the results of `build_entry` as an index file; none if there are no data files."""
     if not files:
         return WrittenIndex(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
-    size_bytes = task.storage.write(location, index_file(task.table_uuid, task.definition, files, builts))
+    size_bytes = task.storage.write(location, encode_index_file(task.table_uuid, task.definition, files, entries))
     return WrittenIndex(location, len(files), sum(file.records for file in files), size_bytes, tuple(skipped))
 
 
@@ -112,23 +112,23 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
     return [keys_of_term(term, columns[term.column_id]) for term in terms]
 
 
-def index_file(
-    table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], builts: Sequence[Any]
+def encode_index_file(
+    table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], entries: Sequence[Any]
 ) -> Iterator[Part]:
-    """The bytes of an index file with the results of `built` for each data file, in this order."""
+    """The bytes of an index file with the results of `build_entry` for each data file, in this order."""
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
         definition.id,
         definition.kind,
         listed,
-        map(memoryview, KINDS[definition.kind].encode(builts)),
+        map(memoryview, KINDS[definition.kind].encode(entries)),
         table_uuid=table_uuid,
         field_ids=[term.column_id for term in definition.terms],
     )
 
 
-def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
+def build_entry(definition: IndexDefinition, columns: list[Keys]) -> Any:
     """The index entry of one data file, in the form of its kind. `columns`: the keys of each term."""
     return KINDS[definition.kind].build(columns, definition.parameters)
 

@@ -22,19 +22,19 @@ import structlog
 
 from seamark.connector.client.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
 from seamark.connector.client.indexes import Index, IndexClient
-from seamark.connector.index.audits import verify_some
+from seamark.connector.index.audits import verify_sample
 from seamark.connector.index.builds import (
     DEFAULT_LIMITS,
+    BuildSource,
     ClusterFailed,
     GroupLimits,
-    Source,
     TableReplaced,
     Workers,
-    begun_build,
     build,
+    open_build,
 )
-from seamark.connector.index.merges import FANOUT, Registered, due, merge_index_files
-from seamark.connector.index.verification import Verdict
+from seamark.connector.index.merges import FANOUT, RegisteredFile, merge_index_files, select_merge
+from seamark.connector.index.verification import VerificationResult
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
@@ -44,9 +44,9 @@ PASSES_MAX = 8
 """Maximum passes of one build, so that a table with continuous writes does not block the other tables."""
 MERGES_MAX = 64
 """Maximum merges of one index in one round: enough if eight levels are due at the same time."""
-PATIENCE_S, PATIENCE_MAX_S = 30.0, 3600.0
+BACKOFF_S, BACKOFF_MAX_S = 30.0, 3600.0
 """The first backoff after a failure, and the maximum."""
-LEFT_ALONE_MAX = 10_000
+BACKOFFS_MAX = 10_000
 """Backoffs that are remembered."""
 _CONFLICT = 409
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
@@ -71,14 +71,14 @@ class AuditLimits:
 
 @dataclass
 class Round:
-    """Totals of one round. `left`: data files that cannot be indexed. `verified`: index files; `damaged`: the verified
-    index files with problems."""
+    """Totals of one round. `files_not_indexed`: data files that cannot be indexed. `verified`: index files; `damaged`:
+    the verified index files with problems."""
 
     tables: int = 0
     indexes: int = 0
     builds: int = 0
     files: int = 0
-    left: int = 0
+    files_not_indexed: int = 0
     merges: int = 0
     verified: int = 0
     verified_bytes: int = 0
@@ -91,7 +91,7 @@ class _Backoff:
     """`lag_files`: the backoff applies only while the index lacks this number of files; None: it always applies."""
 
     until: float
-    patience_s: float
+    backoff_s: float
     lag_files: int | None
 
 
@@ -129,15 +129,15 @@ class Indexer:
 
     def run(self, interval_s: float) -> None:
         """Runs rounds, `interval_s` apart, or longer after a round that failed. Does not return."""
-        patience_s = interval_s
+        backoff_s = interval_s
         while True:
             try:
                 self.round()
-                patience_s = interval_s
+                backoff_s = interval_s
             except ClientError as error:
-                patience_s = min(max(patience_s, 1.0) * 2, PATIENCE_MAX_S)
-                _log.error("round cut off", error=error.message, status=error.status, again_in_s=patience_s)
-            time.sleep(patience_s)
+                backoff_s = min(max(backoff_s, 1.0) * 2, BACKOFF_MAX_S)
+                _log.error("round cut off", error=error.message, status=error.status, again_in_s=backoff_s)
+            time.sleep(backoff_s)
 
     def round(self) -> Round:
         """Maintains every table once. ClientError if the catalog cannot be listed or the server is unreachable."""
@@ -209,7 +209,7 @@ class Indexer:
     def _audit(self, table: Table, name: str, sample: int, has_time: Callable[[], bool], done: Round) -> None:
         progress = self._audit_progress.setdefault((table, name), _AuditProgress())
 
-        def on_verdict(verdict: Verdict, size_bytes: int) -> bool:
+        def on_verdict(verdict: VerificationResult, size_bytes: int) -> bool:
             progress.locations.add(verdict.location)
             progress.size_bytes += size_bytes
             done.verified += 1
@@ -224,7 +224,7 @@ class Indexer:
             return has_time()
 
         options: dict[str, Any] = {"sample": sample, "verified": progress.locations, "on_verdict": on_verdict}
-        if verify_some(self.client, table, name, **options):
+        if verify_sample(self.client, table, name, **options):
             self.client.record_audit(
                 table,
                 name,
@@ -240,7 +240,7 @@ class Indexer:
         )
         done.builds += 1
         done.files += report.progress.files_done
-        done.left += report.left
+        done.files_not_indexed += report.files_not_indexed
         _log.info(
             "index built",
             table=_table_text(table),
@@ -250,29 +250,32 @@ class Indexer:
             index_files=report.progress.index_files,
             size_bytes=report.progress.size_bytes,
         )
-        if report.left:
+        if report.files_not_indexed:
             path, reason = report.skipped[0] if report.skipped else ("", "tried before")
-            raise _FilesLeft(report.left, f"{report.left} data files cannot be indexed, as {path}: {reason}")
+            raise _FilesNotIndexed(
+                report.files_not_indexed,
+                f"{report.files_not_indexed} data files cannot be indexed, as {path}: {reason}",
+            )
 
     def _merge(self, table: Table, name: str, done: Round) -> None:
         for _ in range(MERGES_MAX):
             live = [
                 listed for listed in self.client.index(table, name).json["index-files"] if listed["state"] == "live"
             ]
-            chosen = due(map(_decode_listed, live))
+            chosen = select_merge(map(_decode_listed, live))
             if not chosen:
                 return
             merged = [file.location for file in chosen]
-            with begun_build(self.client, table, name, exclusive=True) as begun:
-                task = Source.of(self.client, table, begun).task
-                dropped = self.client.unheld(table, name, merged)
+            with open_build(self.client, table, name, exclusive=True) as started:
+                task = BuildSource.of(self.client, table, started).task
+                dropped = self.client.unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
                 if written.location is None:  # the registry cannot replace files without a new file
                     written = merge_index_files(merged, task.folder, task.storage)
                 if written.location is not None:
                     written_files = [(written.location, written.size_bytes)]
-                    self.client.register_index_files(table, name, begun["build-id"], written_files, replaces=merged)
-                self.client.finish_build(table, name, begun["build-id"])
+                    self.client.register_index_files(table, name, started["build-id"], written_files, replaces=merged)
+                self.client.finish_build(table, name, started["build-id"])
             done.merges += 1
             _log.info(
                 "index files merged",
@@ -297,7 +300,7 @@ class Indexer:
             raise
         except NotFound:
             log.info("gone")  # dropped or renamed during the round
-        except _FilesLeft as error:
+        except _FilesNotIndexed as error:
             log.warning("data files left", error=str(error), again_in_s=self._back_off(key, error.files))
         except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
             if isinstance(error, Refused) and error.status == _CONFLICT:
@@ -313,21 +316,21 @@ class Indexer:
     def _back_off(self, key: Key, lag_files: int | None = None) -> float:
         """Sets a backoff, twice as long as the previous; returns it in seconds."""
         previous = self._backoffs.pop(key, None)
-        patience_s = PATIENCE_S if previous is None else min(previous.patience_s * 2, PATIENCE_MAX_S)
-        if len(self._backoffs) >= LEFT_ALONE_MAX:
+        backoff_s = BACKOFF_S if previous is None else min(previous.backoff_s * 2, BACKOFF_MAX_S)
+        if len(self._backoffs) >= BACKOFFS_MAX:
             del self._backoffs[next(iter(self._backoffs))]
-        self._backoffs[key] = _Backoff(self.now() + patience_s, patience_s, lag_files)
-        return patience_s
+        self._backoffs[key] = _Backoff(self.now() + backoff_s, backoff_s, lag_files)
+        return backoff_s
 
 
-class _FilesLeft(Exception):
+class _FilesNotIndexed(Exception):
     def __init__(self, files: int, message: str) -> None:
         super().__init__(message)
         self.files = files
 
 
-def _decode_listed(listed: dict[str, Any]) -> Registered:
-    return Registered(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
+def _decode_listed(listed: dict[str, Any]) -> RegisteredFile:
+    return RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
 
 
 def _table_text(table: Table) -> str:

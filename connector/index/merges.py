@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegisteredFile:
     """A live index file, as listed by the catalog."""
 
     location: str
@@ -37,16 +37,18 @@ class Registered:
     created_ms: int
 
 
-def due(files: Iterable[Registered], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES) -> list[Registered]:
+def select_merge(
+    files: Iterable[RegisteredFile], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES
+) -> list[RegisteredFile]:
     """The files of the lowest level that is due for a merge, oldest first; empty if no level is due."""
-    levels: dict[int, list[Registered]] = {}
+    levels: dict[int, list[RegisteredFile]] = {}
     for file in sorted(files, key=lambda file: (file.created_ms, file.location)):
         if file.size_bytes < size_max_bytes // 2:
             levels.setdefault(file.level, []).append(file)
     for _, listed in sorted(levels.items()):
         if len(listed) < fanout:
             continue
-        chosen: list[Registered] = []
+        chosen: list[RegisteredFile] = []
         size_bytes = 0
         for file in listed:
             if chosen and size_bytes + file.size_bytes > size_max_bytes:

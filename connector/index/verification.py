@@ -23,7 +23,7 @@ KEYS_SAMPLED = 50
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerificationResult:
     """`problems` is empty for a correct file. `sampled`: data files that were read. `gone`: data files that could not
     be read, for example because they were deleted."""
 
@@ -41,7 +41,7 @@ class Verdict:
     """The data files of the index file; None if it could not be read."""
 
 
-def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> Verdict:
+def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> VerificationResult:
     """Reads the whole index file and up to `sample` of its data files. Problems of the index file are never raised."""
     try:
         opened = open_index_file(task.storage.read(location), location)
@@ -49,10 +49,10 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         index = kind.open(opened.blob)
         index.verify()
     except UnknownVersion as error:
-        return Verdict(location, problems=(str(error),), newer=True)
+        return VerificationResult(location, problems=(str(error),), newer=True)
     except (Corrupt, ValueError, OSError) as error:
-        return Verdict(location, problems=(str(error),), unread=True)
-    verdict = Verdict(location, len(opened.files), opened.files.rows, listed=opened.files)
+        return VerificationResult(location, problems=(str(error),), unread=True)
+    verdict = VerificationResult(location, len(opened.files), opened.files.rows, listed=opened.files)
     actual, expected = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
     problems = [f"it is of table and index {actual}, not {expected}"] if actual != expected else []
     if index.files != len(opened.files):

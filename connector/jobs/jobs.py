@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import InProcess
+from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
 from seamark.connector.write.compaction import compact
 
@@ -19,7 +19,7 @@ AUDIT_S_MAX = 600.0
 def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Builds, merges and audits the indexes of a table. RuntimeError if something failed; the rest is done."""
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
-    indexer = Indexer(client, lambda: nullcontext(InProcess()), audit=audit)
+    indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
     done = indexer.maintain(table)
     if done.failed:
         raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker says why")

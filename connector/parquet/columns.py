@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, has_ids, places_of
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.types.schema import Schema
 
@@ -58,7 +58,7 @@ def read_columns(
                 reason = "it has no field ids; readers tell its columns by a name mapping, which may change"
                 raise Unreadable(path, reason)
             columns = file.plain_columns(places_of(file.schema, distinct_ids))
-    except InDoubt as error:
+    except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from seamark.metaserver.iceberg.files import thrift
 from seamark.metaserver.iceberg.files.thrift import I64, Fields
 
-ROWS_A_STEP = 1024
+STEP_ROWS = 1024
 """Rows of a stretch: the number of stretches with a requested row measures how sparse the rows are."""
 STRETCHES_MAX = 0.5
 """Maximum fraction of a row group's stretches with a requested row; above it, the page index is not read."""
@@ -81,8 +81,8 @@ class Pages:
         """The given top-level columns of the given rows: int64[], ascending positions in the row group. None if that is
         not faster than reading the whole row group, or not possible."""
         group = self._file.metadata.row_group(number)
-        stretches = np.count_nonzero(np.diff(rows // ROWS_A_STEP)) + 1
-        if stretches * ROWS_A_STEP > STRETCHES_MAX * group.num_rows:
+        stretches = np.count_nonzero(np.diff(rows // STEP_ROWS)) + 1
+        if stretches * STEP_ROWS > STRETCHES_MAX * group.num_rows:
             return None
         try:
             return self._read(number, group, names, rows)
@@ -248,7 +248,7 @@ class Pages:
             start, data = next(span for span in reversed(chunks_read) if span[0] <= offset)
             part = data[offset - start : offset - start + size]
             if len(part) != size:
-                raise ValueError(f"{size} bytes at {offset} are not all there")
+                raise ValueError(f"{size} bytes at {offset} are missing in part")
             results.append(part)
         return results
 
@@ -271,7 +271,7 @@ def _page_header(data: bytes) -> Fields:
     """The header of a page. ValueError if `data` is not exactly one page."""
     header, end = thrift.read(data)
     if end + header[_PAGE_PACKED][1] != len(data):
-        raise ValueError("a page ends elsewhere than the page index says")
+        raise ValueError("a page does not end where the page index says")
     return header
 
 

@@ -3,8 +3,8 @@
 The rules are those of the Iceberg spec, "Column Projection" and "Schema Evolution". Columns match by id, for any name
 and position. A column that the file lacks has the value of an identity partition field, else its initial default, else
 null. Files without ids are read only with the table's name mapping, because readers disagree on other ways to match
-columns. Types can only widen; InDoubt, with the column's name, for a type that cannot be promoted to the table's type.
-"""
+columns. Types can only widen; AmbiguousColumn, with the column's name, for a type that cannot be promoted to the
+table's type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
-from seamark.metaserver.iceberg.files.parquet import FIELD_ID, InDoubt, has_ids, id_of
+from seamark.metaserver.iceberg.files.parquet import FIELD_ID, AmbiguousColumn, has_ids, id_of
 from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, StructType, Type
 from seamark.metaserver.iceberg.types.values import Value, decode_json
 
@@ -36,15 +36,15 @@ def parse_name_mapping(text: str) -> tuple[NameMapping, ...]:
     try:
         return msgspec.json.decode(text, type=tuple[NameMapping, ...])
     except msgspec.MsgspecError as error:
-        raise ValueError(f"the table's name mapping makes no sense: {error}") from None
+        raise ValueError(f"the table's name mapping is invalid: {error}") from None
 
 
-def identified(fields: Sequence[pa.Field], mapping: Sequence[NameMapping] | None) -> list[pa.Field]:
-    """The columns of a file with its ids, or with ids from the name mapping. InDoubt if it has neither."""
+def apply_name_mapping(fields: Sequence[pa.Field], mapping: Sequence[NameMapping] | None) -> list[pa.Field]:
+    """The columns of a file with its ids, or with ids from the name mapping. AmbiguousColumn if it has neither."""
     if has_ids(fields):
         return list(fields)
     if mapping is None:
-        raise InDoubt("it has no field ids, and the table has no name mapping (schema.name-mapping.default)")
+        raise AmbiguousColumn("it has no field ids, and the table has no name mapping (schema.name-mapping.default)")
     return [_with_mapped_ids(field, field.name, mapping) for field in fields]
 
 
@@ -65,14 +65,14 @@ def _with_mapped_ids(field: pa.Field, name: str, mapping: Iterable[NameMapping])
     return mapped if entry.field_id is None else mapped.with_metadata({FIELD_ID: str(entry.field_id)})
 
 
-class Projected:
+class FileProjection:
     """Projects batches of one file to the given fields. The resulting types are those of `plain_type`."""
 
     def __init__(
         self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
     ) -> None:
-        """`file`: its columns with ids (`identified`). `partition`: the values of identity partition fields, by column
-        id. InDoubt if no unique column matches a field, or its type cannot be promoted."""
+        """`file`: its columns with ids (`apply_name_mapping`). `partition`: the values of identity partition fields, by
+        column id. AmbiguousColumn if no unique column matches a field, or its type cannot be promoted."""
         names = [column.name for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
         for field in fields:
@@ -82,7 +82,7 @@ class Projected:
                 continue
             name = names[position]
             if names.count(name) > 1:
-                raise InDoubt(f"it has {names.count(name)} columns named {name!r}")
+                raise AmbiguousColumn(f"it has {names.count(name)} columns named {name!r}")
             self._sources[field.id] = (name, _converter(file[position].type, field.type, field.name, partition))
 
     def names(self, column_ids: Iterable[int]) -> list[str]:
@@ -107,7 +107,7 @@ class Projected:
 def _position_of(fields: Iterable[pa.Field], field_id: int) -> int | None:
     positions = [position for position, field in enumerate(fields) if id_of(field) == field_id]
     if len(positions) > 1:
-        raise InDoubt(f"it has {len(positions)} columns that may be column {field_id}")
+        raise AmbiguousColumn(f"it has {len(positions)} columns that may be column {field_id}")
     return positions[0] if positions else None
 
 
@@ -142,7 +142,7 @@ def _converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[in
             return lambda array: array
         case str() if _widens(_storage_type(kind), arrow_type):
             return lambda array: _exact_cast(array, arrow_type, name)
-    raise InDoubt(f"its column for {name} is of type {kind}, which cannot be read as {arrow_type}")
+    raise AmbiguousColumn(f"its column for {name} is of type {kind}, which cannot be read as {arrow_type}")
 
 
 def _struct_converter(
@@ -175,7 +175,7 @@ def _struct_converter(
 
 def _same_id(field: pa.Field, field_id: int, name: str) -> None:
     if id_of(field) not in (None, field_id):
-        raise InDoubt(f"what is inside its column for {name} has the id {id_of(field)}, not {field_id}")
+        raise AmbiguousColumn(f"what is inside its column for {name} has the id {id_of(field)}, not {field_id}")
 
 
 def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) -> pa.Array:
@@ -229,7 +229,7 @@ _BYTES = frozenset(
 
 
 def _exact_cast(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
-    """Casts without rounding or truncation. InDoubt if that is not possible."""
+    """Casts without rounding or truncation. AmbiguousColumn if that is not possible."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
@@ -240,4 +240,4 @@ def _exact_cast(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             return plain.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
     except pa.ArrowException as error:
-        raise InDoubt(f"its column for {name} does not hold {target}: {str(error).splitlines()[0]}") from None
+        raise AmbiguousColumn(f"its column for {name} does not hold {target}: {str(error).splitlines()[0]}") from None

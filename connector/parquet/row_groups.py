@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from seamark.metaserver.iceberg.expressions.arrow import plain_type
 from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
-from seamark.metaserver.iceberg.files.parquet import InDoubt, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, places_of
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.iceberg.types.values import FLOATS
 
@@ -58,7 +58,7 @@ def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[
     }
     try:
         places = places_of(fields, kinds)
-    except InDoubt:
+    except AmbiguousColumn:
         return {}
     paths: dict[str, list[int]] = {}
     for number in range(file.num_columns):

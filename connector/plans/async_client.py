@@ -20,7 +20,7 @@ import msgspec
 from yarl import URL
 
 from seamark.cache.memory import MemoryCache
-from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, error_of
+from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import table_path
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
@@ -47,7 +47,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
     used: bool
 
 
-class PlanTableAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`. Neither if the
     plan would keep a larger fraction of the files than requested."""
 
@@ -224,7 +224,7 @@ class Seamark:
         self._catalog: str | None = None
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
-    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
         """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
         given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
@@ -234,9 +234,9 @@ class Seamark:
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
-            return msgspec.json.decode(raw, type=PlanTableAnswer)
+            return msgspec.json.decode(raw, type=PlanTableResponse)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no plan table: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renews the leases of plans of a table or view. `lease_s` 0 withdraws the plans."""
@@ -256,7 +256,7 @@ class Seamark:
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self.url} answers with something that is no view: {error!r}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a view: {error!r}") from None
         text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
         columns = _columns(schema)
         if text is None or columns is None:
@@ -284,7 +284,7 @@ class Seamark:
         try:
             made = msgspec.json.decode(raw, type=_PlanView)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no plan view: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a plan view: {error}") from None
         if made.name is None or made.plan_snapshot_id is None:
             return None
         return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
@@ -304,7 +304,7 @@ class Seamark:
             metadata = msgspec.json.decode(raw, type=_Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self.url} answers with something that is no table: {error!r}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         found = KnownTable(
@@ -330,7 +330,7 @@ class Seamark:
         try:
             config = msgspec.json.decode(raw, type=_Config)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answers with something that is no configuration: {error}") from None
+            raise ServerFailed(f"{self.url} answered with something that is not a configuration: {error}") from None
         prefix = {**config.defaults, **config.overrides}.get("prefix", "")
         return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
 
@@ -356,7 +356,7 @@ class Seamark:
         if answer.status == 304 and known:
             return known, b""
         if answer.status != 200:
-            raise error_of(answer.status, raw, answer.headers.get("X-Request-Id", ""))
+            raise parse_error(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
 
 
@@ -374,13 +374,15 @@ def _total(snapshot: _Snapshot | None, name: str) -> int:
 def check_url(url: str) -> None:
     """ValueError for an invalid URL."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is no address of a server: it begins with http:// or https://")
+        raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
 
 
 def check_audience(value: str) -> None:
     """ValueError for a value that the server refuses in `X-Seamark-Plans`."""
     if not _AUDIENCE.fullmatch(value):
-        raise ValueError(f"{value!r} is no value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces")
+        raise ValueError(
+            f"{value!r} is not a valid value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces"
+        )
 
 
 @asynccontextmanager

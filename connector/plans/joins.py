@@ -19,7 +19,7 @@ JOINS_MAX = 32
 """In one question; the server refuses more."""
 _STEPS_MAX = 500
 """Joins looked at for one scan: where all are joined to all there are very many ways."""
-TIMES_SMALLER = 4
+SIZE_RATIO_MIN = 4
 SMALL_BYTES = 4 << 20
 """Tables up to this limit others of any size."""
 
@@ -42,7 +42,7 @@ class PlannedScan:
 
 
 @dataclass(frozen=True)
-class Partner:
+class Dimension:
     """What limits a scan: another one, as of a snapshot of its table."""
 
     place: PlannedScan
@@ -50,21 +50,21 @@ class Partner:
     files: int
     """Of its table."""
     on: tuple[tuple[str, str], ...]
-    partners: tuple[Partner, ...]
+    dimensions: tuple[Dimension, ...]
 
-    def asked(self) -> JoinRequest:
+    def request(self) -> JoinRequest:
         scan = self.place.scan
-        nested = tuple(one.asked() for one in self.partners)
+        nested = tuple(one.request() for one in self.dimensions)
         return JoinRequest(self.place.table, self.on, scan.predicate, self.snapshot_id, nested)
 
 
-def depth_first(partners: Sequence[Partner]) -> list[Partner]:
-    return [each for one in partners for each in (one, *depth_first(one.partners))]
+def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
+    return [each for one in dimensions for each in (one, *depth_first(one.dimensions))]
 
 
-def partners(
+def find_dimensions(
     places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
-) -> dict[PlannedScan, tuple[Partner, ...]]:
+) -> dict[PlannedScan, tuple[Dimension, ...]]:
     """By the place that they limit. `places` by their scans' numbers, `known` by the names that the statement has."""
     chosen = {}
     for number, place in places.items():
@@ -87,11 +87,11 @@ class _Choosing:
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 
-    def limiting(self, number: int, path: tuple[int, ...]) -> tuple[Partner, ...]:
+    def limiting(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
         limited = _known(self._places[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()
-        found: list[Partner] = []
+        found: list[Dimension] = []
         for join in self._places[number].scan.joins:
             if not self._left or not self._steps:
                 break
@@ -100,13 +100,13 @@ class _Choosing:
             table = None if place is None else _known(place, self._known)
             if place is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            if table.size_bytes > max(SMALL_BYTES, limited.size_bytes // TIMES_SMALLER):
+            if table.size_bytes > max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN):
                 continue
             self._left -= 1
             behind = self.limiting(join.scan, (*path, number))
             # What is asked of the key alone is asked of this table's own column, too.
             if behind or not place.scan.named <= {column for _, column in join.on}:
-                found.append(Partner(place, table.snapshot_id, table.files, join.on, behind))
+                found.append(Dimension(place, table.snapshot_id, table.files, join.on, behind))
             else:
                 self._left += 1
         return tuple(found)

@@ -17,18 +17,18 @@ from typing import Any, TypeVar
 import structlog
 
 from seamark.connector.client.errors import ClientError, NotFound, Refused
-from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableAnswer, PlanTableRequest, Seamark
-from seamark.connector.plans.joins import Partner, PlannedScan, depth_first
+from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableRequest, PlanTableResponse, Seamark
+from seamark.connector.plans.joins import Dimension, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
 """Fraction of the remaining time for a request with joins; the rest is for a request without them."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
-Plans = dict[PlannedScan, PlanTableAnswer]
+Plans = dict[PlannedScan, PlanTableResponse]
 
 
-class Asking:
+class PlanRequests:
     """Belongs to one statement. `why`: the reason for the last missing plan."""
 
     def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
@@ -46,13 +46,15 @@ class Asking:
         """Whether the server failed to answer; a refusal is an answer."""
         return self._failed
 
-    async def plans(self, places: Sequence[PlannedScan], partners: Mapping[PlannedScan, tuple[Partner, ...]]) -> Plans:
+    async def plans(
+        self, places: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
+    ) -> Plans:
         """The plans of the scans that are to read plan tables."""
         groups = _groups(places)
-        pins = {one.place.read: one for each in partners.values() for one in depth_first(each)}
+        pins = {one.place.read: one for each in dimensions.values() for one in depth_first(each)}
         wanted = {}
         for place in places:
-            joins, pin = partners.get(place, ()), pins.get(place.read)
+            joins, pin = dimensions.get(place, ()), pins.get(place.read)
             if pin is not None:
                 # No file of a single-file table can be left out, so all statements share one plan of it.
                 wanted[place] = _wanted(place, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
@@ -60,7 +62,7 @@ class Asking:
                 wanted[place] = _wanted(place, place.scan.snapshot_id, self._kept_max, joins)
         found = await self._plans(wanted)
         again = {}
-        for place, each in partners.items():
+        for place, each in dimensions.items():
             plan = found.get(place)
             if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_sure(each, plan, found):
                 found.pop(place, None)
@@ -68,8 +70,8 @@ class Asking:
                     again[place] = replace(wanted[place], joins=())
         again |= self._others(groups, found, again)
         found |= await self._plans(again)
-        _settle(groups, partners, found)
-        needed = {one.place.read for place, plan in found.items() for one, _ in _used(partners.get(place, ()), plan)}
+        _settle(groups, dimensions, found)
+        needed = {one.place.read for place, plan in found.items() for one, _ in _used(dimensions.get(place, ()), plan)}
         for read in pins.keys() - needed:
             # It was pinned to the snapshot for a join with another table; the join is not used.
             if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
@@ -94,14 +96,14 @@ class Asking:
                         wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
         return wanted
 
-    def _keeps_most(self, plan: PlanTableAnswer) -> bool:
+    def _keeps_most(self, plan: PlanTableResponse) -> bool:
         return plan.files > self._kept_max * plan.considered_files
 
     async def _plans(self, wanted: Mapping[PlannedScan, PlanTableRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
         return {place: answers[one] for place, one in wanted.items() if one in answers}
 
-    async def _plan(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+    async def _plan(self, wanted: PlanTableRequest) -> PlanTableResponse:
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
@@ -146,51 +148,51 @@ class Asking:
         return False
 
 
-def without(
+def drop_scans(
     gone: Sequence[PlannedScan],
     plans: Plans,
     places: Sequence[PlannedScan],
-    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
     """The plans that stay valid if the scans in `gone` are not read."""
     left = dict(plans)
     _drop(left, gone)
-    _settle(_groups(places), partners, left)
+    _settle(_groups(places), dimensions, left)
     return left
 
 
-def used_joins(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[str, int]]:
+def used_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[str, int]]:
     """The columns by which files were left out, and the number of keys."""
-    used = _used(partners, plan)
-    return [("+".join(column for column, _ in one.on), told.keys or 0) for one, told in used if one in partners]
+    used = _used(dimensions, plan)
+    return [("+".join(column for column, _ in one.on), outcome.keys or 0) for one, outcome in used if one in dimensions]
 
 
 def _wanted(
     place: PlannedScan,
     snapshot_id: int | None,
     kept_max: float,
-    joins: Sequence[Partner] = (),
+    joins: Sequence[Dimension] = (),
     *,
     keep: bool = True,
 ) -> PlanTableRequest:
     """`keep`: with the predicate; after a refusal, a plan without it is requested."""
     predicate = place.scan.predicate if keep else None
     past = place.scan.snapshot_id is not None
-    return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.asked() for one in joins))
+    return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.request() for one in joins))
 
 
-def _used(partners: Sequence[Partner], plan: PlanTableAnswer) -> list[tuple[Partner, JoinOutcome]]:
-    """The partners whose rows left out files, and their outcomes."""
+def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
+    """The dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
-    return [(one, told) for one, told in zip(depth_first(partners), plan.joins, strict=False) if told.used]
+    return [(one, outcome) for one, outcome in zip(depth_first(dimensions), plan.joins, strict=False) if outcome.used]
 
 
-def _is_sure(partners: Sequence[Partner], plan: PlanTableAnswer, found: Plans) -> bool:
+def _is_sure(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
     """Whether each table whose rows left out files is read at the snapshot of these rows."""
-    for one, told in _used(partners, plan):
+    for one, outcome in _used(dimensions, plan):
         other = found.get(one.place)
-        if other is None or not other.is_made or not other.snapshot_id == told.snapshot_id == one.snapshot_id:
+        if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == one.snapshot_id:
             return False
     return True
 
@@ -204,12 +206,14 @@ def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
 
 
 def _settle(
-    groups: Mapping[object, Sequence[PlannedScan]], partners: Mapping[PlannedScan, tuple[Partner, ...]], found: Plans
+    groups: Mapping[object, Sequence[PlannedScan]],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
+    found: Plans,
 ) -> None:
-    """Removes plans until the scans of a table, and their partners, are read at one snapshot."""
+    """Removes plans until the scans of a table, and their dimensions, are read at one snapshot."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
-        unsure = [place for place, plan in found.items() if not _is_sure(partners.get(place, ()), plan, found)]
+        unsure = [place for place, plan in found.items() if not _is_sure(dimensions.get(place, ()), plan, found)]
         wrong = [place for place in (*unsure, *(one for group in apart for one in group)) if place in found]
         if not wrong:
             return

@@ -42,11 +42,9 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
     while snapshot_id is not None and snapshot_id != start:
         snapshot = by_id.get(snapshot_id)
         if snapshot is None and start is None and path:
-            raise BadRequest(
-                f"Snapshot {snapshot_id} has expired, so that what was there before it is not known: give a start"
-            )
+            raise BadRequest(f"Snapshot {snapshot_id} has expired, so the state before it is unknown: give a start")
         if snapshot is None or len(path) > len(by_id):
-            raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
+            raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
         path.append(snapshot)
         snapshot_id = snapshot.parent_snapshot_id
     if snapshot_id != start:

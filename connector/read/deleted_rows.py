@@ -80,7 +80,7 @@ class DeletedRowSet:
 NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 
 
-def united(*positions: Longs) -> Longs:
+def union_positions(*positions: Longs) -> Longs:
     """The distinct positions, ascending. A stable sort is fast for inputs that are mostly sorted; numpy's own union
     hashes, and took half of the time of a batch in a table of many batches."""
     all_positions = np.sort(np.concatenate(positions), kind="stable")
@@ -114,7 +114,7 @@ class Deletes:
         if vectors > 1:
             raise Unreadable(path, f"it has {vectors} deletion vectors; a data file has one at most")
         return DeletedRowSet(
-            positions[0] if len(positions) == 1 else united(NOTHING.positions, *positions), tuple(keys)
+            positions[0] if len(positions) == 1 else union_positions(NOTHING.positions, *positions), tuple(keys)
         )
 
     def _columns(self, file: DeleteFile) -> Columns:
@@ -126,7 +126,7 @@ class Deletes:
                 for column_id in file.columns
             ]
         except BadRequest as error:
-            raise Unreadable(file.path, f"its keys are of columns that are not compared: {error.message}") from None
+            raise Unreadable(file.path, f"its keys have columns that cannot be compared: {error.message}") from None
         if not terms:
             raise Unreadable(file.path, "its manifest does not say which columns are its key")
         return tuple((term.column_id, term.kind) for term in terms)
@@ -154,7 +154,7 @@ def delete_file(json: Mapping[str, Any]) -> DeleteFile:
     """Decodes the JSON of the REST specification. Unreadable for unknown content or an encrypted file."""
     path, content = str(json.get("file-path")), json.get("content")
     if content not in _CONTENTS:
-        raise Unreadable(path, f"its content is {content!r}, which is no kind of deletes that is known")
+        raise Unreadable(path, f"its content is {content!r}, which is not a known kind of deletes")
     if json.get("key-metadata"):
         raise Unreadable(path, "it is encrypted")
     return DeleteFile(

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.filters import Mask, matching
+from seamark.connector.arrow.filters import Mask, evaluate_filter
 from seamark.connector.parquet.pages import Pages
-from seamark.connector.parquet.projection import Projected, identified
+from seamark.connector.parquet.projection import FileProjection, apply_name_mapping
 from seamark.connector.parquet.row_groups import RowGroups
 from seamark.connector.read.deleted_rows import Deletes
-from seamark.connector.read.lineage import Inherited
+from seamark.connector.read.lineage import InheritedLineage
 from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, Longs, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
 from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
@@ -56,11 +56,11 @@ class FileRowReader:
             root, steps = _path_to(column_id, read_plan.schema, read_plan.metadata.schemas)
             tested[root.id] = root
             self._column_paths[column_id] = (root.id, steps)
-        self._inherited = Inherited.of(task.file) if read_plan.lineage else None
+        self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
         outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
-        fields = identified(list(self.file.schema_arrow), self.mapping)
+        fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
         needed = {field.id: field for field in (*outputs, *tested.values())}
-        self._projected = Projected(fields, needed.values(), _identities(read_plan, task))
+        self._projected = FileProjection(fields, needed.values(), _identities(read_plan, task))
         self._tested_ids = list(tested)
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
@@ -168,7 +168,7 @@ class FileRowReader:
         values = {
             column_id: _nested_value(columns[root], steps) for column_id, (root, steps) in self._column_paths.items()
         }
-        matches = matching(self.where, values, rows)
+        matches = evaluate_filter(self.where, values, rows)
         matches = matches if mask is None else matches & mask
         if self._deleted.keys:
             matches = matches & ~self._deleted.by_key(values, rows)
@@ -198,7 +198,7 @@ class FileRowReader:
             elif self._inherited is None:
                 arrays.append(pa.nulls(count, pa.int64()))
             else:
-                arrays.append(self._inherited.filled(lineage[name], columns[lineage[name]], positions))
+                arrays.append(self._inherited.fill(lineage[name], columns[lineage[name]], positions))
         if self.read_plan.positions:
             arrays.append(pa.array(positions))
         return _batch(arrays, self.read_plan.arrow, count)
@@ -238,7 +238,7 @@ def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple
             kind = kind.fields[position].type
         current = next((field for field in schema.fields if field.id == root.id), None)
         if current is not None and candidate is not schema:
-            raise ValueError(f"column {column_id} was dropped from within {current.name}, and is not read any more")
+            raise ValueError(f"column {column_id} was dropped from {current.name} and cannot be read")
         return root, tuple(steps)
     raise ValueError(f"no schema of the table has the column {column_id}")
 
@@ -252,7 +252,7 @@ def _nested_value(column: pa.Array, steps: Iterable[int]) -> pa.Array:
 def spec_of(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
     spec = metadata.spec(task.spec_id)
     if spec is None:
-        raise ValueError(f"its partition spec {task.spec_id} is none of the table's")
+        raise ValueError(f"its partition spec {task.spec_id} is not in the table's metadata")
     return spec
 
 
@@ -260,7 +260,9 @@ def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]
     """The file's partition values by field id, for columns of the schema. ValueError for invalid values."""
     spec, partition = spec_of(read_plan.metadata, task), task.file.get("partition") or ()
     if len(partition) != len(spec.fields):
-        raise ValueError(f"the plan tells {len(partition)} partition values of {len(spec.fields)}")
+        raise ValueError(
+            f"the plan has {len(partition)} partition values, the partition spec {len(spec.fields)} fields"
+        )
     values: dict[int, Value | None] = {}
     for spec_field, json in zip(spec.fields, partition, strict=True):
         column = read_plan.schema.column(spec_field.sources[0]) if len(spec_field.sources) == 1 else None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.metaserver.iceberg.files.parquet import InDoubt
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from seamark.metaserver.iceberg.types.schema import Field
@@ -39,23 +39,24 @@ def has_lineage(metadata: TableMetadata) -> bool:
 
 
 @dataclass(frozen=True)
-class Inherited:
+class InheritedLineage:
     """The lineage that rows of a file inherit if the file does not store it."""
 
     first_row_id: int
     sequence_number: int
 
     @staticmethod
-    def of(file: Mapping[str, Any]) -> Inherited | None:
-        """From a plan's data file; None if its rows have no lineage. InDoubt if the plan has no sequence number."""
+    def of(file: Mapping[str, Any]) -> InheritedLineage | None:
+        """From a plan's data file; None if its rows have no lineage. AmbiguousColumn if the plan has no sequence
+        number."""
         first = file.get(FIRST_ROW_ID)
         if first is None:
             return None
         if file.get(SEQUENCE_NUMBER) is None:
-            raise InDoubt("the plan does not tell its sequence number, so that the lineage of its rows is not known")
-        return Inherited(int(first), int(file[SEQUENCE_NUMBER]))
+            raise AmbiguousColumn("the plan has no sequence number for it, so the row lineage is unknown")
+        return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
-    def filled(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
+    def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
         """A lineage column, int64[rows], for rows at these positions. `stored`: the column of the file, with nulls."""
         if not stored.null_count:
             return stored

@@ -63,7 +63,7 @@ class ReadPlan:
             if name not in known and name not in METADATA_COLUMNS:
                 raise BadRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(known))}")
         if len(set(self.names)) != len(self.names):
-            raise BadRequest(f"A column is named twice: {', '.join(self.names)}")
+            raise BadRequest(f"A column is repeated: {', '.join(self.names)}")
         try:
             check_filter(self.where)
             _ = self.arrow
@@ -89,7 +89,7 @@ class ReadPlan:
         return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 
 
-def wanted_of(
+def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
     """The read plan for these columns; for None, all columns."""

@@ -25,7 +25,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pyroaring
 
-from seamark.connector.arrow.predicates import exactly
+from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
@@ -34,11 +34,11 @@ from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import parse_name_mapping
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
-from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, wanted_of
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, with_rows
+from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, plan_read
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
 
 _HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
@@ -47,8 +47,8 @@ long as a further request."""
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
     """Binds a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None. BadRequest as in
-    `exactly`."""
-    return TRUE if where is None else exactly(where, table.schema)
+    `bind_exactly`."""
+    return TRUE if where is None else bind_exactly(where, table.schema)
 
 
 class TableScan:
@@ -70,7 +70,7 @@ class TableScan:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = TaskReader(self._read_plan, self._storage, counts=self.counts)
-        return limited(reader.read_all(self._tasks()), self._limit)
+        return limit_batches(reader.read_all(self._tasks()), self._limit)
 
     def reader(self) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
@@ -97,16 +97,16 @@ def scan(
     """
     opened = open_table(client, table, at)
     bound = bound_filter(where, opened)
-    read_plan = wanted_of(opened, columns, bound)
+    read_plan = plan_read(opened, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
         tasks_of_plan = plan(client, opened, bound, least_rows=limit)
-        return with_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
+        return restrict_to_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
 
     return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id)
 
 
-def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     """The first `limit` rows; requests no further batch."""
     rows_left = limit
     while rows_left is None or rows_left > 0:
@@ -171,9 +171,9 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 def _open_file(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, Pages]]:
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
-        raise Unreadable(task.path, f"data files of format {kind!r} are not read here; Parquet files are")
+        raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
     if task.file.get("key-metadata"):
-        raise Unreadable(task.path, "it is encrypted, and such files are not read here")
+        raise Unreadable(task.path, "it is encrypted; encrypted files are not supported")
     filesystem, path = storage.open(task.path)
     with (
         filesystem.open_input_file(path) as source,
@@ -189,7 +189,7 @@ def _open_file(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFil
 def _naming_file(path: str) -> Iterator[None]:
     try:
         yield
-    except InDoubt as error:
+    except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error

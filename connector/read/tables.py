@@ -108,7 +108,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     if len(at.given()) > 1:
-        raise BadRequest(f"{' and '.join(at.given())} are both given; say which snapshot in one way")
+        raise BadRequest(f"{' and '.join(at.given())} are both given; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
@@ -119,7 +119,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
     if at.as_of_ms is not None:
         earlier = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at.as_of_ms]
         if not earlier:
-            raise BadRequest(f"The table has no snapshot as old as as-of={at.as_of_ms}")
+            raise BadRequest(f"The table has no snapshot at or before as-of={at.as_of_ms}")
         return earlier[-1].snapshot_id, _schema_of(metadata, earlier[-1].snapshot_id)
     if at.snapshot_id is not None:
         return at.snapshot_id, _schema_of(metadata, at.snapshot_id)
@@ -129,7 +129,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
 def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
     snapshot = metadata.snapshot(snapshot_id)
     if snapshot is None:
-        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not, or no longer, in the table's metadata")
+        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
     schema = None if snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     return schema or metadata.current_schema
 
@@ -143,7 +143,7 @@ def plan(
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
-    body |= {} if where == TRUE else {"filter": expression_json(in_sql(where))}
+    body |= {} if where == TRUE else {"filter": expression_json(server_filter(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     return _tasks(client, table, body)
 
@@ -154,7 +154,7 @@ def plan_appends(
     """Yields tasks for the files that append snapshots added after `start`, up to and including `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
-    body |= {} if where == TRUE else {"filter": expression_json(in_sql(where))}
+    body |= {} if where == TRUE else {"filter": expression_json(server_filter(where))}
     return _tasks(client, table, body)
 
 
@@ -172,7 +172,7 @@ def _tasks(client: SeamarkClient, table: OpenTable, body: Json) -> Iterator[Scan
             yield ScanTask(task["data-file"], applicable)
 
 
-def with_rows(
+def restrict_to_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
     """Restricts the tasks to the rows that bitmap indexes leave, if one exists on a column of the filter. Files without
@@ -185,7 +185,7 @@ def with_rows(
 def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    at, filter_json = At(snapshot_id=table.snapshot_id), expression_json(in_sql(where))
+    at, filter_json = At(snapshot_id=table.snapshot_id), expression_json(server_filter(where))
     schema_id = table.metadata.current_schema_id
     bitmap_rows = client.bitmap(table.name, filter=filter_json, meaning="sql", schema_id=schema_id, at=at)
     rows_by_path = {file_rows.file_path: file_rows for file_rows in bitmap_rows}
@@ -207,16 +207,16 @@ def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
     )
 
 
-def in_sql(where: Expression) -> Expression:
+def server_filter(where: Expression) -> Expression:
     """The filter for the server, with NaN added to `>` and `>=` of floats. Readers treat NaN as larger than every
     number; plans, Iceberg's metrics and the bitmap meaning `sql` do not, so they would prune files in which only NaN
     matches.
     """
     match where:
         case And(children):
-            return all_of(*map(in_sql, children))
+            return all_of(*map(server_filter, children))
         case Or(children):
-            return any_of(*map(in_sql, children))
+            return any_of(*map(server_filter, children))
         case Bound(Op.GT | Op.GT_EQ, column_id, name, kind, transform, result) if result in FLOATS:
             return any_of(where, Bound(Op.IS_NAN, column_id, name, kind, transform, result, ()))
     return where

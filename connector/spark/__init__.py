@@ -1,5 +1,5 @@
 """Seamark from PySpark: sessions, readers, writers and jobs. `seamark.spark` is its interface."""
 
-from seamark.connector.spark.archives import keep_contents
+from seamark.connector.spark.archives import install_archive_finders
 
-keep_contents()  # a Python worker of Spark imports this package before other modules of Seamark
+install_archive_finders()  # a Python worker of Spark imports this package before other modules of Seamark

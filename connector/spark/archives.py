@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from zipimport import zipimporter
 
 
-class Archive(zipimporter):
+class ArchiveFinder(zipimporter):
     """Invariant: the next import detects an archive that was replaced or changed."""
 
     def __init__(self, path: str) -> None:
@@ -35,14 +35,14 @@ class Archive(zipimporter):
             super().invalidate_caches()
 
 
-def keep_contents() -> None:
+def install_archive_finders() -> None:
     """Replaces the finders of all zip archives, now and in the future (`sys.path_hooks`), if `pyspark` comes from a zip
     archive. Loaded modules are not changed."""
     spec, hooks = find_spec("pyspark"), sys.path_hooks
     loader: object = None if spec is None else spec.loader
     if not isinstance(loader, zipimporter) or zipimporter not in hooks:
         return
-    hooks[hooks.index(zipimporter)] = Archive
+    hooks[hooks.index(zipimporter)] = ArchiveFinder
     for path, finder in list(sys.path_importer_cache.items()):
         if type(finder) is zipimporter:
-            sys.path_importer_cache[path] = Archive(path)
+            sys.path_importer_cache[path] = ArchiveFinder(path)

@@ -14,7 +14,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.read.tables import OpenTable, plan, with_rows
+from seamark.connector.read.tables import OpenTable, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.expression import Expression
 
 EVEN_SHARE = 0.75
@@ -37,14 +37,14 @@ class RemainingRows:
     chosen: int = 0
 
     @property
-    def suits_ours(self) -> bool:
+    def suits_seamark(self) -> bool:
         return self.touched + EVEN_ROWS < EVEN_SHARE * self.held
 
 
-def found_by(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
+def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
     """From one plan, and from bitmaps if there are any."""
     remaining = RemainingRows()
-    for task in with_rows(client, table, where, plan(client, table, where)):
+    for task in restrict_to_rows(client, table, where, plan(client, table, where)):
         touched = chosen = task.records
         if task.rows is not None:
             rows = np.asarray(BitMap.deserialize(task.rows).to_array(), dtype=np.int64)

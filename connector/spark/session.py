@@ -21,7 +21,7 @@ from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, open_table
-from seamark.connector.spark.reader_choice import found_by
+from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
 from seamark.metaserver.iceberg.expressions.expression import predicates_of
 
@@ -142,7 +142,7 @@ def read(
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
     if not uri:
-        raise BadRequest(f"{name!r} is no catalog of this session: connect(spark, {name!r}, uri) makes it one")
+        raise BadRequest(f"{name!r} is not a catalog of this session: connect(spark, {name!r}, uri) makes it one")
     client = SeamarkClient(uri, token=token or None)
     opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
     if where is not None and opened is not None and _suits_seamark_reader(spark, client, opened, where):
@@ -179,7 +179,7 @@ def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: Op
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
         return False  # Spark interprets text as times of the session's zone
-    return found_by(client, opened, bound).suits_ours
+    return estimate_remaining_rows(client, opened, bound).suits_seamark
 
 
 def _dotted(levels: list[str]) -> str:

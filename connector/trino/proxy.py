@@ -29,33 +29,33 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.connector.plans.async_client import check_audience, check_url, open_seamark
-from seamark.connector.trino.protocol.access_rules import RuleDecision, Used, judge
-from seamark.connector.trino.protocol.coordinators import OWN, Coordinator, Coordinators, NoSuchCoordinator
+from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
+from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator, Coordinators, UnknownCoordinator
 from seamark.connector.trino.protocol.forwarder import (
     HEADER_BYTES_MAX,
     Body,
     ClientBody,
     Forwarder,
-    Passing,
     RefusedBody,
-    failed,
-    headers_down,
+    ResponseHandler,
+    error_response,
     open_session,
     read_at_most,
-    rest_of,
+    read_rest,
+    response_headers,
 )
 from seamark.connector.trino.protocol.held_statements import (
     FORBIDDEN,
-    UNREAD,
+    RULES_UNREAD,
     Failure,
     HeldStatement,
-    TrinoAnswer,
+    TrinoResponse,
     target_of,
 )
-from seamark.connector.trino.protocol.metrics import Counts
-from seamark.connector.trino.protocol.queued_statements import Waiting
+from seamark.connector.trino.protocol.metrics import ProxyMetrics
+from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare, session_of
-from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, Rewriting
+from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, RewriteResult
 from seamark.metaserver.wire import encode_json
 
 STATEMENTS = "/v1/statement"
@@ -64,7 +64,7 @@ _PLANNED = "planned"
 """What a client receives until Trino has shown that it may read the tables: the number of matching files would
 reveal data. The log has the details."""
 _REWRITTEN = "rewritten"
-_HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, UNREAD))
+_HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, RULES_UNREAD))
 """Outcomes that would reveal Trino's access rules."""
 _RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
@@ -125,7 +125,7 @@ class Proxy:
         coordinators: Coordinators,
         forwarder: Forwarder,
         rewriter: Rewriter,
-        counts: Counts,
+        counts: ProxyMetrics,
     ) -> None:
         self._settings = settings
         self._coordinators = coordinators
@@ -134,7 +134,7 @@ class Proxy:
         self._counts = counts
         self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
         self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
-        self._waiting = Waiting(settings.lease_s)
+        self._waiting = QueuedStatements(settings.lease_s)
         self._cancelling: set[asyncio.Task[None]] = set()
         self.answering = 0
         self.draining = False
@@ -188,18 +188,18 @@ class Proxy:
             return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
         try:
             coordinator, target = self._coordinators.named(target)
-        except NoSuchCoordinator as error:
+        except UnknownCoordinator as error:
             return web.Response(status=404, text=f"No coordinator {error} is behind this proxy\n"), ""
         path = target.partition("?")[0]
-        if coordinator is None and path.startswith(f"{OWN}/"):
+        if coordinator is None and path.startswith(f"{PROXY_PATH}/"):
             return self._own(request, path), ""
         if path == STATEMENTS and request.method == "POST":
-            candidates = [coordinator] if coordinator else self._coordinators.in_turn()
+            candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._statement(request, content, candidates, target)
-        if renewing := self._waiting.due(path):
+        if renewing := self._waiting.plans_to_renew(path):
             await self._rewriter.renew(renewing)  # before Trino can resolve them
         if coordinator is None:
-            coordinator = self._coordinators.of_page(request.headers.get("Referer", ""))
+            coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
         candidates = [coordinator] if coordinator else self._coordinators.all
         body = content.iter_any() if request.body_exists else None
         return await self._forwarder.forward(request, candidates, target, body), ""
@@ -211,17 +211,17 @@ class Proxy:
     def _own(self, request: web.BaseRequest, path: str) -> web.Response:
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
-        if path == f"{OWN}/healthz":
+        if path == f"{PROXY_PATH}/healthz":
             state = {"draining": self.draining, "open-breakers": self._rewriter.open_breakers}
             # Only the number: this route needs no authentication, and the addresses are internal.
             body = encode_json({**state, "coordinators": len(self._coordinators.all)})
             return web.Response(status=503 if self.draining else 200, body=body, content_type="application/json")
-        if path == f"{OWN}/metrics":
+        if path == f"{PROXY_PATH}/metrics":
             self._counts.answering.set(self.answering)
             for name in ("seamark", "trino"):
                 self._counts.breaker_open.labels(name).set(name in self._rewriter.open_breakers)
             return web.Response(body=self._counts.exposition(), content_type="text/plain", charset="utf-8")
-        return web.Response(status=404, text=f"{OWN}/ has healthz, metrics and the paths of coordinators\n")
+        return web.Response(status=404, text=f"{PROXY_PATH}/ has healthz, metrics and the paths of coordinators\n")
 
     # Statements
 
@@ -231,7 +231,7 @@ class Proxy:
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
         if not is_complete:
             summary = f"unchanged; longer than {self._settings.statement_bytes} bytes"
-            return await self._unchanged(request, candidates, target, rest_of(body, content), summary)
+            return await self._unchanged(request, candidates, target, read_rest(body, content), summary)
         begun_s = time.monotonic()
         rewriting = await self._rewritten(request, body)
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
@@ -251,24 +251,24 @@ class Proxy:
             summary = f"original; {type(error).__name__}"
             return await self._unchanged(request, candidates, target, body, summary, outcome="original")
         if isinstance(result, web.Response):
-            self._rewriter.worked(rewriting)
+            self._rewriter.report_success(rewriting)
             self._counts.statements.labels("rewritten").inc()
             self._counts.files.labels("kept").inc(rewriting.files)
             self._counts.files.labels("considered").inc(rewriting.considered_files)
             return result, summary
         self._rewriter.release(rewriting)
-        self._rewriter.failed(rewriting, result.name, result.message)
+        self._rewriter.report_failure(rewriting, result.name, result.message)
         _log.warning("the rewritten statement failed", error=result.name, message=result.message, plan=summary)
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
-    async def _rewritten(self, request: web.BaseRequest, body: bytes) -> Rewriting:
+    async def _rewritten(self, request: web.BaseRequest, body: bytes) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
-            return Rewriting(None, "unchanged; not plain UTF-8")
+            return RewriteResult(None, "unchanged; not plain UTF-8")
         try:
             statement = body.decode()
         except UnicodeDecodeError:
-            return Rewriting(None, "unchanged; not plain UTF-8")
+            return RewriteResult(None, "unchanged; not plain UTF-8")
         return await self._rewriter.rewrite(statement, session_of(request.headers))
 
     async def _unchanged(
@@ -280,7 +280,7 @@ class Proxy:
         summary: str,
         header: str = "",
         outcome: str = "unchanged",
-        passing: Passing | None = None,
+        passing: ResponseHandler | None = None,
     ) -> _Outcome:
         """Sends the statement unchanged. `summary` is logged, and is sent to the client if there is no `header`."""
         self._counts.statements.labels(outcome).inc()
@@ -299,7 +299,7 @@ class Proxy:
         async with self._follow_statement(
             coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S
         ) as held:
-            return _response(await held.past_queue(first, headers))
+            return _response(await held.wait_for_queue(first, headers))
 
     async def _hold(
         self,
@@ -307,7 +307,7 @@ class Proxy:
         coordinator: Coordinator,
         target: str,
         body: bytes,
-        rewriting: Rewriting,
+        rewriting: RewriteResult,
         begun_s: float,
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
@@ -321,24 +321,24 @@ class Proxy:
         rules = partial(self._judge, coordinator, follow_headers, rewriting.used) if self._settings.rules else None
         async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, rules) as held:
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
-            answer = await held.past_planning(first, headers_down(first, {PLAN_HEADER: _PLANNED}))
+            answer = await held.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
             if answer.is_running and held.next_uri is not None:
                 self._start_cancellation(
                     _cancel(partial(self._request, coordinator, follow_headers, "DELETE"), held.next_uri)
                 )
             return answer
-        is_analysed = answer.is_allowed or answer.verdict is not RuleDecision.UNKNOWN
+        is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
             continues_at = target_of(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
             self._waiting.add(continues_at, rewriting.plans, begun_s)
         self._rewriter.release(rewriting, is_analysed=is_analysed)
-        if answer.is_allowed and (rules is None or answer.verdict is RuleDecision.FREE):
+        if answer.is_allowed and (rules is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
         return _response(answer)
 
     async def _judge(
-        self, coordinator: Coordinator, headers: CIMultiDict[str], used: Used, query_id: str
+        self, coordinator: Coordinator, headers: CIMultiDict[str], used: PlanInputs, query_id: str
     ) -> RuleDecision:
         """Decides by the sender's view of the query. aiohttp.ClientError if the connection breaks."""
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
@@ -347,7 +347,7 @@ class Proxy:
             if response.status != 200 or not is_complete:
                 response.close()
                 return RuleDecision.UNKNOWN
-        return judge(body, used)
+        return check_access(body, used)
 
     async def _request(
         self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str
@@ -358,7 +358,7 @@ class Proxy:
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """The client's headers except those about the body of its POST. The proxy reads answers, so they must not be
         compressed."""
-        headers = self._forwarder.headers_up(request, coordinator)
+        headers = self._forwarder.request_headers(request, coordinator)
         for name in ("Content-Length", "Content-Type"):
             headers.popall(name, None)
         headers["Accept-Encoding"] = "identity"
@@ -409,7 +409,7 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
         rewriter = Rewriter(await stack.enter_async_context(seamark), settings.catalogs, settings.limits)
         stack.push_async_callback(rewriter.close)
         forwarder = Forwarder(http, trust_forwarded=settings.trust_forwarded)
-        proxy = Proxy(settings, coordinators, forwarder, rewriter, Counts())
+        proxy = Proxy(settings, coordinators, forwarder, rewriter, ProxyMetrics())
         stack.push_async_callback(proxy.close)
         yield proxy
 
@@ -422,14 +422,14 @@ async def _cancel(delete: Callable[[str], Awaitable[aiohttp.ClientResponse]], ur
         _log.warning("a statement that its client left was not cancelled", error=repr(error))
 
 
-def _response(answer: TrinoAnswer) -> web.Response:
+def _response(answer: TrinoResponse) -> web.Response:
     headers = answer.headers
     headers.popall("Content-Length", None)
     return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)
 
 
 def _refused(refusal: RefusedBody) -> web.Response:
-    response = failed(refusal.status, refusal.message)
+    response = error_response(refusal.status, refusal.message)
     response.force_close()
     return response
 
@@ -438,4 +438,4 @@ def _shown(path: str) -> str:
     """The path for logs, without the secret part that gives access to a query's results."""
     parts = path.split("/")
     keep = 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
-    return "/".join(parts[: keep + (3 if path.startswith(f"{OWN}/c/") else 0)][:9])
+    return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])

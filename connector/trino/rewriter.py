@@ -32,22 +32,22 @@ import structlog
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, PlanView, Seamark, View
-from seamark.connector.plans.joins import Partner, PlannedScan
-from seamark.connector.plans.plan_requests import Asking, used_joins
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, PlanView, Seamark, View
+from seamark.connector.plans.joins import Dimension, PlannedScan
+from seamark.connector.plans.plan_requests import PlanRequests, used_joins
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.trino.protocol.access_rules import TableName, Used
+from seamark.connector.trino.protocol.access_rules import PlanInputs, TableName
 from seamark.connector.trino.protocol.circuit_breaker import Breaker
 from seamark.connector.trino.protocol.held_statements import FORBIDDEN
-from seamark.connector.trino.protocol.plan_withdrawal import Plan, Withdrawing
+from seamark.connector.trino.protocol.plan_withdrawal import Plan, PlanWithdrawal
 from seamark.connector.trino.protocol.sessions import PARTITION_FILTER, Session, is_hinted_off
-from seamark.connector.trino.statements.lexer import beginning, executed
+from seamark.connector.trino.statements.lexer import parse_execute, with_position
 from seamark.connector.trino.statements.queries import Names
-from seamark.connector.trino.statements.scans import replacement, version
+from seamark.connector.trino.statements.scans import read_at_snapshot, read_from_view
 from seamark.connector.trino.statements.statement_cache import ReadStatement, StatementReader, StatementText
-from seamark.connector.trino.statements.views import Seen, Views
+from seamark.connector.trino.statements.views import ViewDefinitions, Views
 from seamark.metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
@@ -85,7 +85,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewriting:
+class RewriteResult:
     """`statement` is None if the original is to be sent. `summary`: what was done, in one line for a header."""
 
     statement: str | None
@@ -96,7 +96,7 @@ class Rewriting:
     considered_files: int = 0
     plans: Sequence[Plan] = ()
     """The plans of tables and views that `statement` reads. The caller releases them (`Rewriter.release`)."""
-    used: Used = field(default_factory=Used)
+    used: PlanInputs = field(default_factory=PlanInputs)
     """The tables and columns by which files were left out."""
     depends_on_data: bool = False
     """The summary shows data: only clients that may read the tables may see it."""
@@ -109,7 +109,7 @@ class Rewriting:
 class Rewriter:
     """Belongs to one event loop. `catalogs` are Trino's names for `seamark`.
 
-    The caller that runs a rewritten statement reports the outcome: `worked` or `failed`.
+    The caller that runs a rewritten statement reports the outcome: `report_success` or `report_failure`.
     """
 
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
@@ -121,7 +121,7 @@ class Rewriter:
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_FAILING_BYTES)
         """For statements that fail in Trino because of their plans, by `Rewriting.who`. Others may be allowed, and a
         sender must not be able to stop the plans of others."""
-        self._withdrawing = Withdrawing(seamark.lease)
+        self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)
         self._vain: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
@@ -131,26 +131,26 @@ class Rewriter:
         self._reader.close()
         await self._withdrawing.close()
 
-    async def rewrite(self, statement: str, session: Session) -> Rewriting:
+    async def rewrite(self, statement: str, session: Session) -> RewriteResult:
         """Raises no error, and ends within the budget."""
         if session.off or is_hinted_off(statement):
-            return Rewriting(None, "unchanged; switched off")
+            return RewriteResult(None, "unchanged; switched off")
         if session.in_transaction:
-            return Rewriting(None, "unchanged; in a transaction")
+            return RewriteResult(None, "unchanged; in a transaction")
         if session.needs_partition_filter:
-            return Rewriting(None, f"unchanged; {PARTITION_FILTER}")
+            return RewriteResult(None, f"unchanged; {PARTITION_FILTER}")
         text = self._text(statement, session)
         if _LISTS.search(text.text):
             await self._withdraw_idle()
         if not _PRUNES.search(text.text):
-            return Rewriting(None, "unchanged; nothing to prune by")
+            return RewriteResult(None, "unchanged; nothing to prune by")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return Rewriting(None, "unchanged; of other catalogs")  # not worth parsing either
+            return RewriteResult(None, "unchanged; of other catalogs")  # not worth parsing either
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
         if (until_s := self._vain.get(key)) is not None and begun_s < until_s:
-            return Rewriting(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
+            return RewriteResult(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
         done = await self._within(text, session, begun_s + self._limits.budget_s)
         if _EXPLAINS.match(text.text):  # a prepared statement may explain, too
             done = replace(done, used=replace(done.used, explains=True))
@@ -185,16 +185,16 @@ class Rewriter:
         except ClientError as error:
             _log.warning("not renewed", error=error.message)
 
-    def release(self, rewriting: Rewriting, *, is_analysed: bool = True) -> None:
+    def release(self, rewriting: RewriteResult, *, is_analysed: bool = True) -> None:
         """The rewritten statement no longer needs its plans. If Trino may still analyse it, they end with their
         leases."""
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
-    def worked(self, rewriting: Rewriting) -> None:
+    def report_success(self, rewriting: RewriteResult) -> None:
         if (breaker := self._failing.get(rewriting.who)) is not None:
-            breaker.succeeded()
+            breaker.record_success()
 
-    def failed(self, rewriting: Rewriting, name: str, message: str) -> None:
+    def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
         """The statement failed in Trino or by its access rules. A plan was the cause if the message names a plan or one
         of its files."""
         denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
@@ -202,28 +202,32 @@ class Rewriter:
         if denied or named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             breaker = self._failing.get(rewriting.who) or Breaker()
             self._failing.put(rewriting.who, breaker, 0)
-            breaker.failed()
+            breaker.record_failure()
 
     @property
     def open_breakers(self) -> list[str]:
         """The parties that failed too often: seamark, so that no plans are requested."""
         return ["seamark"] if self._seamark.is_open else []
 
-    async def _within(self, text: StatementText, session: Session, until_s: float) -> Rewriting:
-        if not self._seamark.may_ask():
-            return Rewriting(None, "unchanged; Seamark failed lately")
-        asking = Asking(self._server, self._limits.kept_max, until_s)
+    async def _within(self, text: StatementText, session: Session, until_s: float) -> RewriteResult:
+        if not self._seamark.allow_request():
+            return RewriteResult(None, "unchanged; Seamark failed lately")
+        asking = PlanRequests(self._server, self._limits.kept_max, until_s)
         done = await self._asked(text, session, asking, until_s)
         if asking.missing and not asking.has_failed():
             try:
-                learned = await self._views.learn(asking.missing, asking, until_s)
+                learned = await self._views.load(asking.missing, asking, until_s)
             except TimeoutError:
                 return done  # the next statement uses what was loaded
             if learned:
-                return await self._asked(text, session, Asking(self._server, self._limits.kept_max, until_s), until_s)
+                return await self._asked(
+                    text, session, PlanRequests(self._server, self._limits.kept_max, until_s), until_s
+                )
         return done
 
-    async def _asked(self, text: StatementText, session: Session, asking: Asking, until_s: float) -> Rewriting:
+    async def _asked(
+        self, text: StatementText, session: Session, asking: PlanRequests, until_s: float
+    ) -> RewriteResult:
         try:
             reading, known, seen = await self._reading(text, session, asking, until_s)
             all_places = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
@@ -235,65 +239,65 @@ class Rewriter:
                 for number, place in numbered.items()
                 if place.table in seen.views and place.scan.version_span is None and session.user
             }
-            looked = await self._views.look(views, seen, until_s, utc=text.utc)
+            looked = await self._views.expand(views, seen, until_s, utc=text.utc)
         except TimeoutError:
-            return Rewriting(None, "unchanged; not read in time")
+            return RewriteResult(None, "unchanged; not read in time")
         if asking.has_failed():
-            self._seamark.failed()
-            return Rewriting(None, f"unchanged; {asking.why}")
+            self._seamark.record_failure()
+            return RewriteResult(None, f"unchanged; {asking.why}")
         places = [*tables.values(), *(place for view in looked for place in view.tables)]
         if not any(place.scan.predicate is not None for place in places):
-            return Rewriting(None, "unchanged; no scan that could leave files out")
+            return RewriteResult(None, "unchanged; no scan that could leave files out")
         if len(places) + len(looked) > SCANS_MAX:
-            return Rewriting(None, f"unchanged; more than {SCANS_MAX} scans")
+            return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
         who = hash((session.who, frozenset((place.table, place.scan.named) for place in numbered.values())))
         failing = self._failing.get(who)
-        if failing is not None and not failing.may_ask():
-            return Rewriting(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
-        partners = joining.partners(tables, known)
+        if failing is not None and not failing.allow_request():
+            return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
+        dimensions = joining.find_dimensions(tables, known)
         for view in looked:
-            partners |= view.partners
+            dimensions |= view.dimensions
         asked_s = time.monotonic()
-        plans = await asking.plans(places, partners)
-        over, plans = await self._views.plan_views(looked, plans, places, partners, asking, session.user)
+        plans = await asking.plans(places, dimensions)
+        over, plans = await self._views.plan_views(looked, plans, places, dimensions, asking, session.user)
         for plan in asking.made:
             self._withdrawing.note(plan, asked_s)
         if asking.has_failed():
-            self._seamark.failed()
+            self._seamark.record_failure()
         else:
-            self._seamark.succeeded()
+            self._seamark.record_success()
         if not plans:
             why = asking.why or _TOO_MANY
-            return Rewriting(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not asking.why)
-        done = replace(_rewritten(text, places, plans, partners, over), who=who)
+            return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not asking.why)
+        done = replace(_rewritten(text, places, plans, dimensions, over), who=who)
         try:
             async with asyncio.timeout_at(until_s):
                 await self._withdrawing.take(done.plans)
         except (ClientError, TimeoutError):
-            return Rewriting(None, "unchanged; its plans were withdrawn meanwhile")
+            return RewriteResult(None, "unchanged; its plans were withdrawn meanwhile")
         return done
 
     # Parsing
 
     def _text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
-        execution = executed(statement) if session.prepared and _EXECUTES.search(statement) else None
+        execution = parse_execute(statement) if session.prepared and _EXECUTES.search(statement) else None
         text = session.prepared.get(execution.name) if execution is not None else None
         if execution is None or text is None:
             return StatementText(statement, utc=utc)
         return StatementText(text, execution.parameters, execution.name, utc)
 
     async def _reading(
-        self, text: StatementText, session: Session, asking: Asking, until_s: float
-    ) -> tuple[ReadStatement, dict[Names, KnownTable], Seen]:
+        self, text: StatementText, session: Session, asking: PlanRequests, until_s: float
+    ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
         views it names, with their contents."""
         plain = await self._reader.read(text, {}, until_s)
-        named = {names: table[1] for names in plain.asked if (table := self._named(names, session)) is not None}
-        views = await self._views.behind(named.values(), until_s)
-        if len(set(plain.asked)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
-            return plain, {}, Seen({}, {})
-        seen = await self._views.see(named.values(), views, asking, until_s)
+        named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
+        views = await self._views.cached(named.values(), until_s)
+        if len(set(plain.table_names)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
+            return plain, {}, ViewDefinitions({}, {})
+        seen = await self._views.definitions(named.values(), views, asking, until_s)
         known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
         return (await self._reader.read(text, known, until_s) if known else plain), known, seen
 
@@ -312,26 +316,26 @@ class Rewriter:
 def _rewritten(
     text: StatementText,
     places: Sequence[PlannedScan],
-    plans: Mapping[PlannedScan, PlanTableAnswer],
-    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    plans: Mapping[PlannedScan, PlanTableResponse],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
-) -> Rewriting:
+) -> RewriteResult:
     """`views` have the plans of tables behind them in their texts."""
     own = {place: view for place, view in views.items() if not place.within}
     shown = {place: plan for place, plan in plans.items() if not place.within}
-    new = [version(place.scan, int(plan.plan_snapshot_id or 0)) for place, plan in shown.items()]
-    new += [replacement(place.scan, view.name) for place, view in own.items()]
+    new = [read_at_snapshot(place.scan, int(plan.plan_snapshot_id or 0)) for place, plan in shown.items()]
+    new += [read_from_view(place.scan, view.name) for place, view in own.items()]
     if own:
         new.append(_tried(text, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
-        return Rewriting(None, "unchanged; too long with plans")
+        return RewriteResult(None, "unchanged; too long with plans")
     each, joins = [], []
     for place in places:
         if place in shown:  # of what is behind a view its readers are to learn nothing else
             plan, name = plans[place], quote(".".join(place.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
-            used = used_joins(partners.get(place, ()), plan)
+            used = used_joins(dimensions.get(place, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
     seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda view: view.scan.start))
@@ -343,21 +347,21 @@ def _rewritten(
         sum(plan.files for plan in plans.values()),
         sum(plan.considered_files for plan in plans.values()),
     )
-    return Rewriting(
+    return RewriteResult(
         statement,
         summary[:_TOLD_CHARACTERS_MAX],
         text.prepared,
         files,
         considered,
         sorted(taken),
-        _used(plans, partners, views),
+        _used(plans, dimensions, views),
         depends_on_data=True,
     )
 
 
 def _tried(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replacement:
     """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
-    at, has_with = beginning(text.text, text.parameters)
+    at, has_with = with_position(text.text, text.parameters)
     tried = {}
     for place, view in views.items():
         columns = ", ".join(map(quoted_name, view.columns))
@@ -369,32 +373,32 @@ def _tried(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replac
 
 
 def _used(
-    plans: Mapping[PlannedScan, PlanTableAnswer],
-    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    plans: Mapping[PlannedScan, PlanTableResponse],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
-) -> Used:
+) -> PlanInputs:
     """By which columns files were left out, in the words that Trino has for tables."""
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting: set[TableName] = set()
 
-    def join(place: PlannedScan, each: Sequence[Partner]) -> None:
-        for partner in each:
-            columns[_table_name(place)] |= {mine for mine, _ in partner.on}
-            columns[_table_name(partner.place)] |= {other for _, other in partner.on} | partner.place.scan.named
-            limiting.add(_table_name(partner.place))
-            join(partner.place, partner.partners)
+    def join(place: PlannedScan, each: Sequence[Dimension]) -> None:
+        for dimension in each:
+            columns[_table_name(place)] |= {mine for mine, _ in dimension.on}
+            columns[_table_name(dimension.place)] |= {other for _, other in dimension.on} | dimension.place.scan.named
+            limiting.add(_table_name(dimension.place))
+            join(dimension.place, dimension.dimensions)
 
     for place, plan in plans.items():
         columns[_table_name(place)] |= place.scan.named
-        if used_joins(partners.get(place, ()), plan):
-            join(place, partners.get(place, ()))
+        if used_joins(dimensions.get(place, ()), plan):
+            join(place, dimensions.get(place, ()))
     read = {table: frozenset(names) for table, names in columns.items()}
-    return Used(read, frozenset(limiting), frozenset(map(_table_name, views)))
+    return PlanInputs(read, frozenset(limiting), frozenset(map(_table_name, views)))
 
 
 def _table_name(place: PlannedScan) -> TableName:
     return place.catalog, ".".join(place.table[:-1]).lower(), place.table[-1].lower()
 
 
-def _files(plans: Collection[PlanTableAnswer]) -> str:
+def _files(plans: Collection[PlanTableResponse]) -> str:
     return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

@@ -16,7 +16,7 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, failed
+from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, error_response
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
 from seamark.metaserver.connections import (
     Answers,
@@ -85,7 +85,7 @@ async def serving(
         max_field_size=min(HEADER_BYTES_MAX, settings.header_bytes),
         max_headers=HEADERS_MAX,
     )
-    answers = Answers(lambda status, _, message: failed(status, message), proxy.count_unreadable)
+    answers = Answers(lambda status, _, message: error_response(status, message), proxy.count_unreadable)
     server = Connections(inner, limits_of(settings), answers, tls)
     runner = web.ServerRunner(server, handle_signals=False)
     await runner.setup()

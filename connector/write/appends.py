@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.arrow.predicates import exactly
+from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import CommitClient, Producer, producer_named
+from seamark.connector.client.commits import CommitClient, Producer, producer_json
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
@@ -66,11 +66,11 @@ class Destination:
     ) -> dict[str, Any] | None:
         """The answer of the commit; None if there is nothing to commit and no producer number to record. See the
         function `commit`."""
-        named = producer_named(producer)
+        named = producer_json(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
         if is_empty and named is None:
             return None
-        written = written.with_allowed_indexes(self.target.storage)
+        written = written.limit_indexes(self.target.storage)
         change = {"operation": "append"} if is_empty else self.change
         body: dict[str, Any] = {**change, "branch": self.branch, "summary": dict(summary or {})}
         body |= {"table-uuid": self.target.table_uuid or None, "add": list(written.files)}
@@ -84,7 +84,7 @@ APPEND, OVERWRITE, OVERWRITE_PARTITIONS = "append", "overwrite", "overwrite_part
 WRITE_MODES = (APPEND, OVERWRITE, OVERWRITE_PARTITIONS)
 
 
-def destination(
+def open_destination(
     client: SeamarkClient,
     table: Name,
     mode: str = APPEND,
@@ -103,11 +103,11 @@ def destination(
     metadata = decode_table(loaded.metadata, loaded.location)
     change: dict[str, Any] = {"operation": "append"}
     if mode != APPEND and metadata.format_version == 1:
-        raise Unwritable("A table of version 1 takes appends only, no overwrites; upgrade it to version 2 or later")
+        raise Unwritable("A table of version 1 supports appends and no overwrites; upgrade it to version 2 or later")
     if mode != APPEND:
         head = metadata.refs.get(branch)
         if isinstance(where, str):
-            where = expression_json(exactly(where, metadata.current_schema))
+            where = expression_json(bind_exactly(where, metadata.current_schema))
         change = {"replace": {"filter": where} if mode == OVERWRITE else {"partitions": "written"}}
         change["schema-id"] = metadata.current_schema_id
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
@@ -130,7 +130,7 @@ def append(
     visible, except if the outcome of the commit is unknown (Unreachable, ServerFailed): then the files are not deleted,
     because they may be visible.
     """
-    return _write_and_commit(client, rows, destination(client, table, branch=branch), producer, summary)
+    return _write_and_commit(client, rows, open_destination(client, table, branch=branch), producer, summary)
 
 
 def overwrite(
@@ -146,7 +146,7 @@ def overwrite(
     """Replaces the rows that match a predicate, in SQL or as Iceberg expression JSON; by default all rows. BadRequest
     if the predicate matches only some rows of a file. Otherwise as `append`."""
     return _write_and_commit(
-        client, rows, destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
+        client, rows, open_destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
     )
 
 
@@ -161,7 +161,7 @@ def overwrite_partitions(
 ) -> dict[str, Any] | None:
     """Replaces all rows of the partitions that the given rows belong to. Otherwise as `append`."""
     return _write_and_commit(
-        client, rows, destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary
+        client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary
     )
 
 
@@ -172,8 +172,8 @@ def _write_and_commit(
     producer: Producer | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
-    producer_named(producer)
-    written = write_batches(into.target, batches_of(rows))
+    producer_json(producer)
+    written = write_batches(into.target, to_batches(rows))
     return into.commit(client, written, producer=producer, summary=summary)
 
 
@@ -199,7 +199,7 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
     return answer
 
 
-def batches_of(rows: Rows) -> Iterator[pa.RecordBatch]:
+def to_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
     """The rows as record batches. Unwritable for an object that is not `Rows`."""
     if isinstance(rows, pa.RecordBatch):
         yield rows
@@ -211,6 +211,6 @@ def batches_of(rows: Rows) -> Iterator[pa.RecordBatch]:
         yield from pa.RecordBatchReader.from_stream(rows)
     elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping):
         for item in rows:
-            yield from batches_of(item)
+            yield from to_batches(item)
     else:
         raise Unwritable(f"rows are Arrow tables or batches, or a stream of them, not {type(rows).__name__}")

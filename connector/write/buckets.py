@@ -90,7 +90,7 @@ class BucketSizes:
 
 
 @dataclass(frozen=True)
-class Resized:
+class ResizeResult:
     """The number of buckets `before` and after; equal if nothing changed. `spec_id`: the current spec."""
 
     column: str
@@ -117,7 +117,7 @@ def bucket_sizes(
     for field in fields:
         if (count := width_of(canonical(field.transform))) > SIZES_MAX:
             raise BadRequest(
-                f"{field.name} has {count:,} buckets; the sizes of {SIZES_MAX:,} at most are told one by one"
+                f"{field.name} has {count:,} buckets; sizes are reported for at most {SIZES_MAX:,} buckets"
             )
     partitions: list[_PartitionTotals] = []
     if opened.snapshot_id is not None:
@@ -220,14 +220,14 @@ def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
 def _column(field: PartitionField, metadata: TableMetadata) -> str:
     column = metadata.current_schema.column(field.sources[0])
     if column is None:
-        raise BadRequest(f"Partition field {field.name} is of column {field.sources[0]}, which the table has no more")
+        raise BadRequest(f"Partition field {field.name} is of column {field.sources[0]}, which the table no longer has")
     return column.name
 
 
 # Resize
 
 
-def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> Resized:
+def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
     """Sets the number of buckets to a repeated doubling of the current number. Idempotent: an equal number is no error.
 
     `column` selects the bucket field; required if the spec has several. BadRequest for a number that is not a repeated
@@ -239,7 +239,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         field = _choose_field(metadata, column)
         before, column_name = width_of(canonical(field.transform)), _column(field, metadata)
         if buckets == before:
-            return Resized(column_name, before, buckets, metadata.default_spec_id)
+            return ResizeResult(column_name, before, buckets, metadata.default_spec_id)
         _check_doubling(before, buckets, column_name)
         try:
             after = _update(client, table, metadata, _resized_fields(metadata, field, buckets))
@@ -248,7 +248,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
                 raise
             back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
-            return Resized(column_name, before, buckets, after.default_spec_id)
+            return ResizeResult(column_name, before, buckets, after.default_spec_id)
     raise AssertionError("the loop returns or raises")
 
 
@@ -257,7 +257,7 @@ def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField
     if not by_column:
         raise BadRequest("The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)")
     if column is None and len(by_column) > 1:
-        raise BadRequest(f"The table has buckets of {', '.join(by_column)}; say which column's are meant")
+        raise BadRequest(f"The table has buckets of {', '.join(by_column)}; give the column")
     if column is not None and column not in by_column:
         raise BadRequest(f"The table has no buckets of {column[:200]}; it has those of {', '.join(by_column)}")
     return by_column[next(iter(by_column)) if column is None else column]
@@ -266,14 +266,14 @@ def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField
 def _check_doubling(before: int, buckets: int, column: str) -> None:
     if 0 < buckets < before:
         raise BadRequest(
-            f"{column} has {before} buckets, and {buckets} are fewer: buckets are only made more. Each of {before} "
-            "would have to be merged with others, in every file; nothing is gained before that has been done"
+            f"{column} has {before} buckets, and {buckets} are fewer: the number of buckets can only grow, because a "
+            "merge of buckets rewrites every file"
         )
     times, rest = divmod(buckets, before)
     if rest or times & (times - 1) or times < 1:
         raise BadRequest(
             f"{column} has {before} buckets; {buckets} is not {before} doubled: {2 * before}, {4 * before}, "
-            f"{8 * before}, … With another number a bucket of old files would lie in all of the new ones"
+            f"{8 * before}, … With another number, rows of an old bucket would belong to all new buckets"
         )
 
 

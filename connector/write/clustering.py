@@ -4,7 +4,8 @@ Each attribute value is mapped to its rank in a sample of the rows: the mean of 
 smaller or equal rows. Ranks divide a skewed attribute evenly, work for any ordered type, and are equal for equal
 values. The ranks of a row are a point; its key on a space-filling curve (`curves.py`) is the sort key of the row.
 
-    attributes = Attributes(by=["ordered", "customer.city"], joins={"customer": Reached(customers, {"customer": "id"})})
+    joins = {"customer": JoinedRows(customers, {"customer": "id"})}
+    attributes = Attributes(by=["ordered", "customer.city"], joins=joins)
     clustering = Clustering.of(attributes, sample, curve="hilbert")
     keys = clustering.keys(rows)
 
@@ -32,7 +33,7 @@ Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Reached:
+class JoinedRows:
     """A joined table, and the join condition `on`: column of the clustered rows → column of the joined table.
 
     The columns may instead belong to a table that was joined before (`customer.nation_key`); then all of them must. If
@@ -42,7 +43,7 @@ class Reached:
     on: Mapping[str, str]
 
 
-class KeyLookup:
+class KeyMatcher:
     """Finds rows by their keys. Picklable."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
@@ -79,17 +80,17 @@ class Attributes:
     BadRequest for unknown columns, nested types, and join keys of different types.
     """
 
-    def __init__(self, by: Sequence[str], joins: Mapping[str, Reached], schema: pa.Schema) -> None:
+    def __init__(self, by: Sequence[str], joins: Mapping[str, JoinedRows], schema: pa.Schema) -> None:
         """`schema`: that of the clustered rows."""
         if not by:
-            raise BadRequest("Say by which attributes rows are to be clustered")
-        self._tables = {name: reached.rows.combine_chunks() for name, reached in joins.items()}
-        self._lookups: dict[str, tuple[tuple[str, ...], KeyLookup]] = {}
+            raise BadRequest("Give at least one attribute by which rows are clustered")
+        self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
+        self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """By joined table: the columns of the clustered rows, and the lookup of their keys."""
         self._merged_into: dict[str, str] = {}
         """For a table that is joined with another joined table: that table, to which its columns were appended."""
-        for name, reached in joins.items():
-            self._add_join(name, reached, schema)
+        for name, joined in joins.items():
+            self._add_join(name, joined, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)
 
     @property
@@ -109,20 +110,20 @@ class Attributes:
     def table_values(self, name: str, column: str) -> pa.Array:
         return _single_array(self._tables[name][column])
 
-    def _add_join(self, name: str, reached: Reached, schema: pa.Schema) -> None:
+    def _add_join(self, name: str, join: JoinedRows, schema: pa.Schema) -> None:
         table = self._tables[name]
-        if not reached.on:
-            raise BadRequest(f"Say by which columns {name!r} is reached")
-        for column in reached.on.values():
+        if not join.on:
+            raise BadRequest(f"{name!r} is joined on no columns; set `on`")
+        for column in join.on.values():
             _check_column(column, table.schema, f"{name}.{column}")
-        lookup = KeyLookup([_single_array(table[column]) for column in reached.on.values()])
-        sources = [self._resolve_column(text, schema) for text in reached.on]
+        lookup = KeyMatcher([_single_array(table[column]) for column in join.on.values()])
+        sources = [self._resolve_column(text, schema) for text in join.on]
         tables = {source for source, _ in sources}
         if len(tables) > 1:
-            raise BadRequest(f"{name!r} is reached from one table, not from several: {', '.join(reached.on)}")
+            raise BadRequest(f"{name!r} is joined to several tables; a join has one: {', '.join(join.on)}")
         source, columns = tables.pop(), tuple(column for _, column in sources)
         kinds = schema if not source else self._tables[source].schema
-        for column, target in zip(columns, reached.on.values(), strict=True):
+        for column, target in zip(columns, join.on.values(), strict=True):
             source_type, target_type = _key_type(kinds.field(column).type), _key_type(table.schema.field(target).type)
             if source_type != target_type:
                 raise BadRequest(
@@ -133,9 +134,9 @@ class Attributes:
             return
         self._merged_into[name] = source
         rows = lookup.rows([_single_array(self._tables[source][column]) for column in columns])
-        joined = table.take(pa.array(rows, mask=rows < 0))
+        joined_table = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
-            self._tables[source] = self._tables[source].append_column(f"{name}.{column}", joined[column])
+            self._tables[source] = self._tables[source].append_column(f"{name}.{column}", joined_table[column])
 
     def _resolve_attribute(self, text: str, schema: pa.Schema) -> tuple[str, str]:
         name, column = self._resolve_column(text, schema)
@@ -220,14 +221,14 @@ class Clustering:
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
     """By the ordinal of an own attribute."""
-    reached: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
+    joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
     """By the ordinal of a joined attribute: the ranks of the joined table's rows; the last is that of no row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
         """`sample`: some of the clustered rows, with at least `attributes.columns`."""
         own: dict[int, Ranks] = {}
-        reached: dict[int, npt.NDArray[np.uint64]] = {}
+        joined: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
             if not name:
                 own[number] = Ranks.of(_single_array(sample[column]))
@@ -236,8 +237,8 @@ class Clustering:
             table_rows = attributes.rows(name, sample)
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
-            reached[number] = ranks.places(pa.concat_arrays([values, null]))  # index -1 is the rank of null
-        return Clustering(curve, attributes, own, reached)
+            joined[number] = ranks.places(pa.concat_arrays([values, null]))  # index -1 is the rank of null
+        return Clustering(curve, attributes, own, joined)
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
         """The clustering keys: uint8[rows, bytes]; they compare as bytes."""
@@ -249,17 +250,17 @@ class Clustering:
                 continue
             if name not in rows_by_table:
                 rows_by_table[name] = self.attributes.rows(name, rows)
-            points[:, number] = self.reached[number][rows_by_table[name]]
+            points[:, number] = self.joined[number][rows_by_table[name]]
         return curve_keys(points, BITS, self.curve)
 
 
-def ordered(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
+def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
     """The keys as bytes[rows], which numpy can sort and search."""
     sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
     return sortable
 
 
-def cuts(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
+def range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
     """bytes[parts - 1]: boundaries that divide the keys into parts of about equal size. Boundaries may be equal."""
     ascending = np.sort(keys)
     positions = [len(ascending) * number // parts for number in range(1, parts)]

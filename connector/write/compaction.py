@@ -22,7 +22,7 @@ from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.appends import commit
@@ -181,7 +181,7 @@ def _rewrite(
 ) -> WrittenFiles:
     """Conflict if a writer changed a file of the batch."""
     target = target_of(opened.metadata, opened.storage)
-    written = _write(opened, target, batch).with_allowed_indexes(target.storage)
+    written = _write(opened, target, batch).limit_indexes(target.storage)
     body = {**replacement(opened, batch, written, branch=branch, others=others), "summary": {"compacted-by": "seamark"}}
     commit(client, opened.name, body, partial(written.discard, target.storage))
     return written
@@ -191,7 +191,7 @@ def _write(opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask]) ->
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    reader = TaskReader(wanted_of(opened, names, TRUE), opened.storage, threads=False)
+    reader = TaskReader(plan_read(opened, names, TRUE), opened.storage, threads=False)
     rows = 0
     with TableWriter(target) as writer:
         for rows_read in reader.read_all(batch):

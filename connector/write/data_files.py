@@ -194,7 +194,7 @@ def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[L
         except ValueError:
             fpp = math.nan
         if not 0 < fpp < 1:
-            raise Unwritable(f"The table's {_BLOOM_FPP}{column} is {text!r}, no number between 0 and 1")
+            raise Unwritable(f"The table's {_BLOOM_FPP}{column} is {text!r}, which is not a number between 0 and 1")
         fpps[paths[field.id]] = fpp
     return fpps
 

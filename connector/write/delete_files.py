@@ -32,7 +32,7 @@ from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.arrow.partitions import Partitioner
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.metrics import Mode, modes_of
-from seamark.connector.read.deleted_rows import Deletes, united
+from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.locations import data_location
 from seamark.connector.write.target import WriteTarget
@@ -82,7 +82,7 @@ class DeletedRows:
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
             return False
-        return len(united(reader.of(self.path, self.positional).positions, self.positions)) == self.records
+        return len(union_positions(reader.of(self.path, self.positional).positions, self.positions)) == self.records
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: 
     offset = len(MAGIC)
     for deleted in rows:
         old_positions = reader.of(deleted.path, deleted.positional).positions
-        positions = united(old_positions, deleted.positions)
+        positions = union_positions(old_positions, deleted.positions)
         if len(positions) == len(old_positions):
             continue
         blob = encode_vector(positions)
@@ -229,7 +229,7 @@ def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str
     writer = _delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
     )
-    positions = [united(deleted.positions) for deleted in rows]
+    positions = [union_positions(deleted.positions) for deleted in rows]
     codes = np.repeat(np.arange(len(rows), dtype=np.int32), [len(rows_deleted) for rows_deleted in positions])
     paths = pa.DictionaryArray.from_arrays(
         pa.array(codes), pa.array([deleted.path for deleted in rows], pa.large_string())
@@ -272,7 +272,7 @@ def write_equality_deletes(
         ]
         raise Unwritable(
             f"the table is partitioned by {', '.join(named) or 'columns that are gone'}, not in the key "
-            f"{', '.join(columns)}: in which partitions rows go is not known; use a spec without fields"
+            f"{', '.join(columns)}: the partitions of the stored rows are unknown; use a spec without fields"
         )
     arrow, partitioner = arrow_schema(schema), Partitioner(spec, schema)
     rows = keys.select(list(columns)).combine_chunks()
@@ -312,13 +312,15 @@ def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schem
 def _key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
     by_name = {field.name: field for field in schema.fields}
     if unknown := [name for name in columns if name not in by_name]:
-        raise Unwritable(f"the table has no column {unknown[0]}, which is to be of a key")
+        raise Unwritable(f"the table has no column {unknown[0]}, which is given as a key column")
     fields = [by_name[name] for name in columns]
     for field in fields:
         if not isinstance(field.type, str) or field.type in FLOATS:
-            raise Unwritable(f"column {field.name} is of a type that readers do not compare alike; it makes no key")
+            raise Unwritable(
+                f"column {field.name} has a type that readers compare differently; it cannot be a key column"
+            )
     if not fields or len(set(columns)) < len(columns):
-        raise Unwritable("a key has at least one column, and each once")
+        raise Unwritable("a key has at least one column and no column twice")
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 
 

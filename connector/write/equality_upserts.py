@@ -30,22 +30,22 @@ from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 EQUALITY = "equality"
 
 
-def check_unlocated(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
+def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
     """ValueError for arguments that require stored rows."""
     for name, given in (("precombine", precombine), ("columns", columns)):
         if given is not None:
-            raise ValueError(f"{name} needs the stored rows, which are not looked up by way of {EQUALITY!r}")
+            raise ValueError(f"{name} needs the stored rows, which strategy={EQUALITY!r} does not read")
     if mode is not None and mode.lower() != "merge-on-read":
-        raise ValueError(f"mode is {mode!r}; what is not looked up can only be marked as deleted: merge-on-read")
+        raise ValueError(f"mode is {mode!r}; strategy={EQUALITY!r} requires merge-on-read")
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
-    """Unwritable if `unlocated` would raise it for every batch."""
+    """Unwritable if `write_equality_upsert` would raise it for every batch."""
     check_equality_deletes(target, keys)
     _specs(opened.metadata, keys)
 
 
-def unlocated(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
+def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
     """Deletes all rows with the keys of the batch and, unless `deletes` is True, adds the rows of the batch.
 
     Unwritable for floating-point key columns, tables of version 1, and tables of which every partition spec has fields
@@ -80,8 +80,8 @@ def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpe
     if foreign:
         spec, field = foreign[0]
         raise Unwritable(
-            f"partition spec {spec.spec_id} of the table is by {field.name}, which is not of the key "
-            f"{', '.join(columns)}: in which partitions rows go is not known, and the table has no spec without fields "
-            "for deletes in all of them; let rows be located, or have its columns in the key"
+            f"partition spec {spec.spec_id} of the table has the field {field.name}, which is not derived "
+            f"from the key {', '.join(columns)}: the partitions of the stored rows are unknown, and the table has no "
+            "spec without fields. Use another strategy, or add the source columns of the field to the key"
         )
     return list(metadata.partition_specs)

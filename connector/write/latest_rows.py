@@ -61,17 +61,17 @@ def batch_of(
         if duplicates := [name for name in (names if columns is None else needed) if names.count(name) > 1]:
             raise Unwritable(f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; give each once")
         if columns is None and set(names) != set(given[0].schema.names):
-            raise Unwritable("some of the rows have other columns than the first; give each the same")
+            raise Unwritable("some of the rows have other columns than the first; give all rows the same columns")
     table = _concatenated(
         given if columns is None else [batch.select(needed) for batch in given], [by_name[column] for column in needed]
     )
     key_columns = [column_of(table, field) for field in fields]
-    refuse_nulls(fields, key_columns)
+    check_no_nulls(fields, key_columns)
     precombine_field = None if precombine is None else by_name[precombine]
     rank = Rank.of(
         None if precombine_field is None else column_of(table, precombine_field), precombine_field, table.num_rows
     )
-    latest_rows = pa.array(latest(hashes_of(fields, key_columns), rank))
+    latest_rows = pa.array(select_latest(hashes_of(fields, key_columns), rank))
     return Batch(
         table.take(latest_rows),
         BatchKeys(fields, [column.take(latest_rows) for column in key_columns]),
@@ -80,7 +80,7 @@ def batch_of(
     )
 
 
-def refuse_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
     """Unwritable if a key column contains a null."""
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
@@ -99,7 +99,7 @@ def _concatenated(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> p
     try:
         return pa.concat_tables([pa.Table.from_batches([batch]) for batch in given], promote_options="permissive")
     except pa.ArrowException as error:
-        raise Unwritable(f"the batches of rows do not fit each other: {error}") from None
+        raise Unwritable(f"the batches of rows have different schemas: {error}") from None
 
 
 def column_of(table: pa.Table, field: Field) -> pa.Array:
@@ -126,7 +126,7 @@ class Rank:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
         if not isinstance(kind, str):
-            raise Unwritable(f"column {field.name} is of no primitive type; rows are not combined by it")
+            raise Unwritable(f"column {field.name} has no primitive type and cannot be the precombine column")
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         if has_codes(kind):
             keys = keys_of(column, kind)
@@ -146,7 +146,7 @@ class Rank:
         return before
 
 
-def latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
+def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
     """The position of the latest row of each group, ascending. Rows with equal values in all `groups` are a group."""
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)

@@ -14,10 +14,10 @@ import numpy as np
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Conflict
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.row_locations import BatchKeys, FoundRows, LocatedKeys, locate
+from seamark.connector.write.row_locations import BatchKeys, LocatedKeys, MatchedRows, locate
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
@@ -26,7 +26,7 @@ KIND = "RowsChangedException"
 
 
 def check_unchanged(
-    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, way: str | None
+    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, strategy: str | None
 ) -> None:
     """Conflict if rows with the keys have changed between a snapshot (None: the empty table) and the opened snapshot.
 
@@ -36,10 +36,10 @@ def check_unchanged(
     if not _is_ancestor(opened, read_snapshot_id):
         raise rows_changed(
             f"The snapshot {read_snapshot_id}, which the rows were read from, is not in the history of the table's "
-            "branch, or has expired; read them again and compute the change anew"
+            "branch, or has expired; read them again and repeat the change"
         )
-    before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, way)
-    after = locate(client, opened, keys, way)
+    before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, strategy)
+    after = locate(client, opened, keys, strategy)
     differing = _row_places(before) ^ _row_places(after)
     ordinals = {ordinal for _, _, ordinal in differing}
     if not ordinals or _row_values(opened, before, ordinals) == _row_values(opened, after, ordinals):
@@ -48,7 +48,7 @@ def check_unchanged(
     first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
     raise rows_changed(
         f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
-        f"{str(first)[:200]} may be one; read them again and compute the change anew"
+        f"{str(first)[:200]} may be one; read them again and repeat the change"
     )
 
 
@@ -83,14 +83,14 @@ def _row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> 
 
 
 def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
-    reader = TaskReader(wanted_of(opened, None, TRUE), opened.storage)
+    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
     ordinal_array = np.fromiter(ordinals, dtype=np.int64)
     for rows in located.files:
         chosen = np.isin(rows.keys, ordinal_array)
         if not chosen.any():
             continue
-        rows_of_keys = FoundRows(rows.task, rows.positions[chosen], rows.keys[chosen])
+        rows_of_keys = MatchedRows(rows.task, rows.positions[chosen], rows.keys[chosen])
         values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
         if len(values) != len(rows_of_keys.keys):
-            raise Unreadable(rows_of_keys.task.path, "it has not all the rows that an index says are live in it")
+            raise Unreadable(rows_of_keys.task.path, "it lacks rows that are live according to an index")
         yield from zip(rows_of_keys.keys.tolist(), map(repr, values), strict=True)

@@ -13,17 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.connector.read.lineage import NAMES, has_lineage
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.row_locations import FoundRows
+from seamark.connector.write.row_locations import MatchedRows
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 
 
-def rewritten(
-    opened: OpenTable, target: WriteTarget, files: Sequence[FoundRows], new: Iterable[pa.RecordBatch]
+def rewrite_files(
+    opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows], new: Iterable[pa.RecordBatch]
 ) -> WrittenFiles:
     """Writes the rows of these files other than the found rows, and the new rows. Unreadable, Unwritable: written files
     are deleted.
@@ -32,7 +32,7 @@ def rewritten(
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    reader = TaskReader(wanted_of(opened, names, TRUE, positions=True), opened.storage)
+    reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage)
     columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
     with TableWriter(target) as writer:
         for found_rows in (file for file in files if not file.is_whole):

@@ -14,11 +14,11 @@ from typing import Any
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_named
+from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_json
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
-from seamark.connector.read.tables import OpenTable, in_sql, open_table
+from seamark.connector.read.tables import OpenTable, open_table, server_filter
 from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.table_writer import WrittenFiles
@@ -74,10 +74,10 @@ class RowChange:
 
     def allowed(self, target: WriteTarget) -> RowChange:
         """The change with at most the index files that a commit may add."""
-        return replace(self, data=self.data.with_allowed_indexes(target.storage))
+        return replace(self, data=self.data.limit_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
-        scope = {} if self.scope is None else {"scope": {"filter": expression_json(in_sql(self.scope))}}
+        scope = {} if self.scope is None else {"scope": {"filter": expression_json(server_filter(self.scope))}}
         return {
             "read-snapshot-id": opened.snapshot_id,
             "schema-id": opened.metadata.current_schema_id,
@@ -101,7 +101,7 @@ class RowChange:
 NOTHING = RowChange(None, Report(), WrittenFiles())
 
 
-def committed(
+def commit_row_change(
     client: SeamarkClient,
     table: Name,
     prepare: Callable[[OpenTable, WriteTarget], RowChange],
@@ -117,11 +117,11 @@ def committed(
     `history`: open the table with all its snapshots. Unwritable, before any file is written, for a table of version 1.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
-    if (producer_fields := producer_named(producer)) is not None:
+    if (producer_fields := producer_json(producer)) is not None:
         fields["producer"] = producer_fields
     fields["change-id"] = str(uuid.uuid4())  # with it, the server counts the conflicts of this change
     opened = open_table(client, table, At(ref=branch), history=history)
-    check_takes_deletes(opened.metadata)
+    check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
     attempt = 0
     while True:
@@ -164,11 +164,11 @@ def _first_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any])
         return None
 
 
-def check_takes_deletes(metadata: TableMetadata) -> None:
+def check_supports_deletes(metadata: TableMetadata) -> None:
     """Unwritable for a table whose format version has no delete files."""
     if metadata.format_version == 1:
         raise Unwritable(
-            "A table of version 1 takes appends only: it has no position deletes and no equality deletes; upgrade it "
+            "A table of version 1 supports only appends: it has no position deletes or equality deletes; upgrade it "
             "to version 2 or later"
         )
 

@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.filters import plain_values
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
 from seamark.connector.client.values import At
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
@@ -47,7 +47,7 @@ from seamark.metaserver.index.kinds.kinds import KINDS
 Longs = npt.NDArray[np.int64]
 
 LOOKUP, SCAN = "lookup", "scan"
-WAYS = (LOOKUP, SCAN)
+STRATEGIES = (LOOKUP, SCAN)
 VALUES_MAX = 10_000
 """Maximum keys that the filter of a plan lists if its files are then read; for more keys, it contains ranges. A
 thousand keys cost the server about 15 ms; bounds, bitmaps and bloom filters of a low error rate prune files by them."""
@@ -87,7 +87,9 @@ class BatchKeys:
                 ordinals[same] = self._order[slots[same]]
         return ordinals
 
-    def holding(self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX) -> Expression:
+    def filter_expression(
+        self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX
+    ) -> Expression:
         """A filter that matches every row with one of the keys, and possibly other rows.
 
         For each column it lists the values if they are at most `values_max` divided by the number of columns. Otherwise
@@ -217,8 +219,8 @@ def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column:
         for partition_field in spec.fields
         if partition_field.sources == (field.id,)
     }
-    for transform in sorted(way for way in transforms if name_of(way) == "bucket"):
-        buckets = sorted(transformed(transform, kind, column).values)
+    for transform in sorted(transform for transform in transforms if name_of(transform) == "bucket"):
+        buckets = sorted(apply_transform(transform, kind, column).values)
         if len(buckets) < width_of(transform):
             op = Op.EQ if len(buckets) == 1 else Op.IN
             yield Bound(op, field.id, field.name, kind, transform, "int", tuple(buckets))
@@ -235,19 +237,19 @@ def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) 
         ids = {field.id: field.name for field in schema.fields}
         names = [ids[column_id] for column_id in schema.identifier_field_ids if column_id in ids]
         if len(names) < len(schema.identifier_field_ids):
-            raise Unwritable("identifier fields of the table lie in structs; say which columns are the key: key=[…]")
+            raise Unwritable("identifier fields of the table are inside structs; name the key columns: key=[…]")
     elif len(rows) == 1:
         names = list(rows)
     else:
         raise Unwritable(
-            f"the rows have the columns {', '.join(rows)[:500]}, and the table has no identifier fields; say which of "
-            "them are the key: key=[…]"
+            f"the rows have the columns {', '.join(rows)[:500]}, and the table has no identifier fields; name the "
+            "key columns: key=[…]"
         )
     for name in names:
         if (times := list(rows).count(name)) != 1:
             columns_text = "no column" if not times else f"{times} columns"
             raise Unwritable(
-                f"the rows have {columns_text} {name}, which is of the key; they have {', '.join(rows)[:500]}"
+                f"the rows have {columns_text} {name}, which is a key column; they have {', '.join(rows)[:500]}"
             )
     return names
 
@@ -256,19 +258,19 @@ def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
     """The fields of the key columns. Unwritable for columns that cannot be a key."""
     by_name = {field.name: field for field in schema.fields}
     if not names or len(set(names)) < len(names):
-        raise Unwritable("a key has at least one column, and each once")
+        raise Unwritable("a key has at least one column and no column twice")
     for name in names:
         if name not in by_name:
-            raise Unwritable(f"the table has no column {name}, which is to be of the key; it has {', '.join(by_name)}")
+            raise Unwritable(f"the table has no key column {name}; it has {', '.join(by_name)}")
         if not isinstance(by_name[name].type, str):
-            raise Unwritable(f"column {name} is of no primitive type; it makes no key")
+            raise Unwritable(f"column {name} has no primitive type and cannot be a key column")
     fields = [by_name[name] for name in names]
     arrow_schema(Schema(tuple(fields), schema.id))
     return fields
 
 
 @dataclass(frozen=True)
-class FoundRows:
+class MatchedRows:
     """Live rows of one data file: int64[rows] each, `positions` ascending, `keys` the ordinals of their keys."""
 
     task: ScanTask
@@ -280,48 +282,48 @@ class FoundRows:
         """Whether these are all rows of the file."""
         return len(self.positions) == self.task.records
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> FoundRows:
+    def of(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
         """The rows whose keys are chosen; `chosen` is bool[keys]."""
         rows = chosen[self.keys]
-        return FoundRows(self.task, self.positions[rows], self.keys[rows])
+        return MatchedRows(self.task, self.positions[rows], self.keys[rows])
 
 
 @dataclass(frozen=True)
 class LocatedKeys:
     """The files with at least one row of a key. `read`: the paths of the files that were read to locate rows."""
 
-    files: tuple[FoundRows, ...]
+    files: tuple[MatchedRows, ...]
     read: frozenset[str]
 
 
-def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, way: str | None = None) -> LocatedKeys:
+def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: str | None = None) -> LocatedKeys:
     """Locates every live row of the table's snapshot that has one of the keys.
 
-    `way` is by default `lookup` if a record index on the key columns exists, else `scan`. Unwritable for `lookup`
+    `strategy` is by default `lookup` if a record index on the key columns exists, else `scan`. Unwritable for `lookup`
     without such an index; Unreadable, with its path, for a file that cannot be read.
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
     index = record_index(table.metadata, keys.fields)
-    if way == LOOKUP and index is None:
+    if strategy == LOOKUP and index is None:
         key_text = ", ".join(field.name for field in keys.fields)
         raise Unwritable(f"no record index is on the key {key_text}; create one, or locate rows by {SCAN}")
     keys_bytes = sum(column.nbytes for column in keys.columns)
-    uses_index = index is not None and way != SCAN
+    uses_index = index is not None and strategy != SCAN
     values_max = FEW_VALUES_MAX if uses_index or keys_bytes > _VALUES_BYTES_MAX else VALUES_MAX
-    key_filter = keys.holding(values_max, table.metadata.partition_specs)
+    key_filter = keys.filter_expression(values_max, table.metadata.partition_specs)
     tasks = {task.path: task for task in plan(client, table, key_filter)}
-    answer = None if index is None or way == SCAN else _look_up(client, table, keys, index)
+    answer = None if index is None or strategy == SCAN else _look_up(client, table, keys, index)
     located = []
     if answer is not None:
         if missing := answer.rows.keys() - tasks.keys() - answer.unsure:
             raise ServerFailed(
-                f"{min(missing)} has rows of the keys by the index {answer.index}, and is in no plan for them"
+                f"{min(missing)} has rows of the keys in the index {answer.index}, but is not in the plan for them"
             )
-        located = [FoundRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
+        located = [MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
     to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
     for task, positions, ordinals in _scan_files(table, keys, to_read):
-        located.append(FoundRows(task, positions, ordinals))
+        located.append(MatchedRows(task, positions, ordinals))
     return LocatedKeys(tuple(located), frozenset(task.path for task in to_read))
 
 
@@ -392,8 +394,8 @@ def _scan_files(
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
     # on each row.
-    where = keys.holding(FEW_VALUES_MAX, ranges_max=1)
-    reader = TaskReader(wanted_of(table, names, where, positions=True), table.storage)
+    where = keys.filter_expression(FEW_VALUES_MAX, ranges_max=1)
+    reader = TaskReader(plan_read(table, names, where, positions=True), table.storage)
     for task in tasks:
         positions, ordinals = [], []
         for batch in reader.read(task):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from seamark.connector.arrow.casting import conform
 from seamark.connector.arrow.partitions import Partition, column_at, places_of
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.files import DataFile, IndexTask, built, keys_of_file, keys_of_term, write_index_file
+from seamark.connector.index.files import DataFile, IndexTask, build_entry, keys_of_file, keys_of_term, write_index_file
 from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
@@ -84,7 +84,7 @@ class WrittenFiles:
             tuple(skip for result in results for skip in result.skipped),
         )
 
-    def with_allowed_indexes(self, storage: Storage) -> WrittenFiles:
+    def limit_indexes(self, storage: Storage) -> WrittenFiles:
         """At most the index files that a commit may add, because an index must not fail a write. The others are
         deleted; an indexer builds them later."""
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
@@ -316,7 +316,7 @@ class _IndexBuilder:
                         keys_of_term(term, _joined([group[term.column_id] for group in columns]))
                         for term in task.definition.terms
                     ]
-                self._indexes_built[number].append(built(task.definition, keys))
+                self._indexes_built[number].append(build_entry(task.definition, keys))
             except (Unreadable, ValueError, Corrupt) as error:
                 self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
                 continue

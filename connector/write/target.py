@@ -85,7 +85,7 @@ class WriteTarget:
 def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
     """Unwritable for a table with encrypted files, because encryption is not supported."""
     if metadata.properties.get(ENCRYPTION_KEY):
-        raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); they cannot be written here")
+        raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
     location = metadata.location.rstrip("/")
     projection = Projection(metadata.current_schema)
     table_uuid = metadata.table_uuid or ""
@@ -110,6 +110,6 @@ def with_lineage(target: WriteTarget) -> WriteTarget:
     """A target for files with the two lineage columns after the table's columns. In rows without them they are null.
     Unwritable if a column of the table has one of their names."""
     if conflicting := [field.name for field in target.schema.fields if field.name in NAMES]:
-        raise Unwritable(f"the table has a column {conflicting[0]}, as the format calls one of its own; rename it")
+        raise Unwritable(f"the table has a column {conflicting[0]}, a name that the format reserves; rename the column")
     schema = target.schema
     return replace(target, schema=Schema((*schema.fields, *LINEAGE), schema.schema_id, schema.identifier_field_ids))

@@ -4,7 +4,7 @@
     upsert(client, "db.t", rows, keys=["id"], columns=["price"])      changes only these columns of stored rows
     delete(client, "db.t", keys=rows)                                 deletes the rows with these keys
     delete(client, "db.t", where="country = 'FR'")                    deletes the rows that match
-    upsert(client, "db.t", rows, keys=["id"], way="equality")         locates no rows (`equality_upserts.py`)
+    upsert(client, "db.t", rows, keys=["id"], strategy="equality")         locates no rows (`equality_upserts.py`)
 
 Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new rows;
 copy-on-write rewrites the files that contain them. Both make one commit, which states what was read: the server refuses
@@ -32,17 +32,25 @@ from seamark.connector.client.commits import Producer
 from seamark.connector.client.names import Name
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter
 from seamark.connector.read.tables import OpenTable, plan
-from seamark.connector.write.appends import Rows, batches_of
+from seamark.connector.write.appends import Rows, to_batches
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
-from seamark.connector.write.equality_upserts import EQUALITY, check_unlocated, unlocated
-from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, latest
+from seamark.connector.write.equality_upserts import EQUALITY, check_equality_arguments, write_equality_upsert
+from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, select_latest
 from seamark.connector.write.read_conditions import check_unchanged
-from seamark.connector.write.rewrites import rewritten
-from seamark.connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, committed
-from seamark.connector.write.row_locations import RANGES_MAX, WAYS, BatchKeys, FoundRows, LocatedKeys, key_names, locate
+from seamark.connector.write.rewrites import rewrite_files
+from seamark.connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, commit_row_change
+from seamark.connector.write.row_locations import (
+    RANGES_MAX,
+    STRATEGIES,
+    BatchKeys,
+    LocatedKeys,
+    MatchedRows,
+    key_names,
+    locate,
+)
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
@@ -70,7 +78,7 @@ def upsert(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     mode: str | None = None,
-    way: str | None = None,
+    strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
     branch: str = MAIN,
     producer: Producer | None = None,
@@ -82,9 +90,9 @@ def upsert(
     Of several rows with the same key, the row with the largest `precombine` is used, and the last of those; null is the
     smallest value. A stored row with a larger `precombine` stays. With `columns`, only these columns, the key and
     `precombine` of a stored row are changed. `mode` is by default the table's `write.merge.mode` or
-    `write.update.mode`, else copy-on-write. `way` is how rows are located (`row_locations.WAYS`), by default chosen by
-    `locate`. The way `equality` locates no rows: the change is always merge-on-read, `columns` and `precombine` are not
-    supported, and the report contains only files, attempts, snapshot and `duplicate`.
+    `write.update.mode`, else copy-on-write. `strategy` is how rows are located (`row_locations.STRATEGIES`), by default
+    chosen by `locate`. The strategy `equality` locates no rows: the change is always merge-on-read, `columns` and
+    `precombine` are not supported, and the report contains only files, attempts, snapshot and `duplicate`.
 
     `read_snapshot_id` makes this a read-modify-write: Conflict, without any change, if a row with one of the keys was
     inserted, deleted or given other values since that snapshot; None for a table that had no snapshot.
@@ -94,20 +102,20 @@ def upsert(
     `producer`, and the state after an error, are as with `append`.
     """
     check_names(keys, columns)
-    checked(mode, way, precombine, columns, read_snapshot_id)
-    batches = list(batches_of(rows))
+    check_arguments(mode, strategy, precombine, columns, read_snapshot_id)
+    batches = list(to_batches(rows))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         batch = batch_of(batches, opened.schema, keys, precombine, columns)
-        if way == EQUALITY:
-            return unlocated(batch, opened, target)
+        if strategy == EQUALITY:
+            return write_equality_upsert(batch, opened, target)
         write_mode = mode_of(mode, target)
-        check_read(client, opened, batch, read_snapshot_id, way)
-        difference = differing(client, opened, batch, way, write_mode)
-        return _write_change(difference, scope_of(batch.keys, opened), opened, target, write_mode)
+        check_read(client, opened, batch, read_snapshot_id, strategy)
+        difference = compute_upsert(client, opened, batch, strategy, write_mode)
+        return _write_change(difference, read_scope(batch.keys, opened), opened, target, write_mode)
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    return committed(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
+    return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
 def check_read(
@@ -115,11 +123,11 @@ def check_read(
     opened: OpenTable,
     batch: Batch,
     read_snapshot_id: int | UnsetType | None,
-    way: str | None,
+    strategy: str | None,
 ) -> None:
     """Conflict if rows with the batch's keys have changed since the given snapshot. UNSET checks nothing."""
     if read_snapshot_id is not UNSET:
-        check_unchanged(client, opened, batch.keys, read_snapshot_id, way)
+        check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
 
 
 def delete(
@@ -130,7 +138,7 @@ def delete(
     key: Sequence[str] | None = None,
     where: str | Mapping[str, Any] | None = None,
     mode: str | None = None,
-    way: str | None = None,
+    strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
     branch: str = MAIN,
     producer: Producer | None = None,
@@ -143,14 +151,14 @@ def delete(
     `key` names the key columns of `keys`: by default the table's identifier fields, else the only column of `keys`.
     Other columns are ignored. Unwritable if the key columns cannot be determined or one of them is missing."""
     if (keys is None) == (where is None):
-        raise ValueError("say which rows are to go, by keys or by a predicate (where)")
+        raise ValueError("give either keys or a predicate (where)")
     if where is not None and (key is not None or read_snapshot_id is not UNSET):
-        raise ValueError("key and read_snapshot_id are of a delete by keys, not by a predicate (where)")
+        raise ValueError("key and read_snapshot_id apply to a delete by keys, not by a predicate (where)")
     check_names(key, None)
-    if way == EQUALITY and keys is None:
-        raise ValueError(f"by way of {EQUALITY!r} rows go by keys, not by a predicate (where)")
-    checked(mode, way, read_snapshot_id=read_snapshot_id)
-    batches = None if keys is None else list(batches_of(keys))
+    if strategy == EQUALITY and keys is None:
+        raise ValueError(f"with strategy={EQUALITY!r} rows are deleted by keys, not by a predicate (where)")
+    check_arguments(mode, strategy, read_snapshot_id=read_snapshot_id)
+    batches = None if keys is None else list(to_batches(keys))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         if batches is None:
@@ -160,14 +168,14 @@ def delete(
             return NOTHING
         else:
             batch = keys_of_rows(batches, opened.schema, key)
-            if way == EQUALITY:
-                return unlocated(batch, opened, target, deletes=True)
-            check_read(client, opened, batch, read_snapshot_id, way)
-            scope, difference = scope_of(batch.keys, opened), without(client, opened, batch, way)
+            if strategy == EQUALITY:
+                return write_equality_upsert(batch, opened, target, deletes=True)
+            check_read(client, opened, batch, read_snapshot_id, strategy)
+            scope, difference = read_scope(batch.keys, opened), compute_delete(client, opened, batch, strategy)
         return _write_change(difference, scope, opened, target, mode_of(mode, target, deletes=True))
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    return committed(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
+    return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
 def keys_of_rows(given: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
@@ -183,9 +191,9 @@ def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> No
         raise ValueError("keys and columns are lists of names")
 
 
-def checked(
+def check_arguments(
     mode: str | None,
-    way: str | None,
+    strategy: str | None,
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
@@ -193,14 +201,14 @@ def checked(
     """ValueError for unknown values and for arguments that exclude each other."""
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
-    if way == EQUALITY and read_snapshot_id is not UNSET:
+    if strategy == EQUALITY and read_snapshot_id is not UNSET:
+        raise ValueError(f"read_snapshot_id needs the stored rows, which strategy={EQUALITY!r} does not read")
+    if strategy == EQUALITY:
+        check_equality_arguments(mode, precombine, columns)
+    elif strategy is not None and strategy not in STRATEGIES:
         raise ValueError(
-            f"read_snapshot_id needs the stored rows, of which nothing is looked up by way of {EQUALITY!r}"
+            f"strategy is {strategy!r}; rows are located by {' or '.join(STRATEGIES)}, or not at all by {EQUALITY}"
         )
-    if way == EQUALITY:
-        check_unlocated(mode, precombine, columns)
-    elif way is not None and way not in WAYS:
-        raise ValueError(f"way is {way!r}; rows are located by {' or '.join(WAYS)}, or not at all by {EQUALITY}")
 
 
 def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
@@ -216,7 +224,7 @@ def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) ->
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """The rows to delete and the rows to add. `report` contains what is known before files are written."""
 
     located: LocatedKeys
@@ -234,45 +242,47 @@ class Difference:
         return write_batches(with_lineage(target) if self.tracked else target, self.rows())
 
 
-def scope_of(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
+def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
     """The filter of the rows that a commit of these keys has read. Shorter if it is one of several `parts`."""
     specs = opened.metadata.partition_specs
-    return keys.holding(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
+    return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
-def without(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None) -> Difference:
+def compute_delete(client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None) -> RowDifference:
     """Deletes the rows that have the keys of the batch."""
-    return _deletion_of(locate(client, opened, batch.keys, way))
+    return _deletion_of(locate(client, opened, batch.keys, strategy))
 
 
-def _deletion_of(located: LocatedKeys) -> Difference:
-    return Difference(located, (), Report(deleted=_row_count(located.files), files_read=len(located.read)))
+def _deletion_of(located: LocatedKeys) -> RowDifference:
+    return RowDifference(located, (), Report(deleted=_row_count(located.files), files_read=len(located.read)))
 
 
-def _row_count(files: Iterable[FoundRows]) -> int:
+def _row_count(files: Iterable[MatchedRows]) -> int:
     return sum(len(rows.positions) for rows in files)
 
 
 def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
     """Locates the rows for which a predicate is true."""
-    reader = TaskReader(wanted_of(opened, (), where, positions=True), opened.storage)
+    reader = TaskReader(plan_read(opened, (), where, positions=True), opened.storage)
     files, read = [], set()
     for task in plan(client, opened, where):
         read.add(task.path)
         positions = [batch.column(0).to_numpy() for batch in reader.read(task)]
         if positions:
             all_positions = np.concatenate(positions)
-            files.append(FoundRows(task, all_positions, np.zeros(len(all_positions), dtype=np.int64)))
+            files.append(MatchedRows(task, all_positions, np.zeros(len(all_positions), dtype=np.int64)))
     return LocatedKeys(tuple(files), frozenset(read))
 
 
-def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str | None, mode: str) -> Difference:
+def compute_upsert(
+    client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None, mode: str
+) -> RowDifference:
     """Replaces the rows that have the keys of the batch with the rows of the batch.
 
     New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write or
     columns of the stored rows are read. Otherwise, and if the table has a column of that name, they get new row ids.
     """
-    located = locate(client, opened, batch.keys, way)
+    located = locate(client, opened, batch.keys, strategy)
     stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
     for rows in located.files:
         stored_keys[rows.keys] = True
@@ -294,7 +304,7 @@ def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str |
             batch = replace(batch, rows=batch.rows.append_column(ROW_ID_NAME, stored.row_ids(len(stored_keys))))
             new = batch.rows
         if stored_names:
-            more = [stored.completed(batch, applied, stored_names)]
+            more = [stored.complete(batch, applied, stored_names)]
             new = new.filter(pa.array(~stored_keys))
     if not more:
         new = new.filter(pa.array(applied))
@@ -307,7 +317,7 @@ def differing(client: SeamarkClient, opened: OpenTable, batch: Batch, way: str |
         stale=int(np.count_nonzero(~applied)),
         files_read=len(read),
     )
-    return Difference(LocatedKeys(files, read), (new, *more), report, numbered)
+    return RowDifference(LocatedKeys(files, read), (new, *more), report, numbered)
 
 
 @dataclass(frozen=True)
@@ -320,14 +330,14 @@ class _Stored:
     """The precombine column: it decides which of several rows with the same key is used."""
 
     @staticmethod
-    def of(opened: OpenTable, files: Sequence[FoundRows], names: Sequence[str], by: Field | None) -> _Stored:
-        read_plan = wanted_of(opened, names, TRUE)
+    def of(opened: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], by: Field | None) -> _Stored:
+        read_plan = plan_read(opened, names, TRUE)
         reader = TaskReader(read_plan, opened.storage)
         batches, keys = [], []
         for rows in files:
             stored = list(reader.read(rows.task, rows.positions))
             if sum(batch.num_rows for batch in stored) != len(rows.positions):
-                raise Unreadable(rows.task.path, "it has not all the rows that an index says are live in it")
+                raise Unreadable(rows.task.path, "it lacks rows that are live according to an index")
             batches.extend(stored)
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
@@ -342,7 +352,7 @@ class _Stored:
             later[self.keys[given_rank.is_before(stored_rank)]] = True
         return later
 
-    def completed(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
+    def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
         """The batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
@@ -361,23 +371,23 @@ class _Stored:
     def _latest(self) -> Longs:
         """int64[stored keys]: the position of the latest row of each key."""
         rank = Rank.of(None if self.by is None else column_of(self.rows, self.by), self.by, self.rows.num_rows)
-        return latest((self.keys,), rank)
+        return select_latest((self.keys,), rank)
 
 
 # What is written
 
 
 def _write_change(
-    difference: Difference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str
+    difference: RowDifference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str
 ) -> RowChange:
     files = difference.located.files
     if mode == COPY_ON_WRITE:
-        data = rewritten(opened, target, files, difference.rows())
+        data = rewrite_files(opened, target, files, difference.rows())
         paths = [rows.task.path for rows in files]
         read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
         report = replace(difference.report, files_read=len(read))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
-    deletes = marked(opened, target, files)
+    deletes = delete_by_position(opened, target, files)
     try:
         data = difference.written(target)
     except BaseException:
@@ -386,7 +396,7 @@ def _write_change(
     return RowChange(scope, difference.report, data, deletes)
 
 
-def marked(opened: OpenTable, target: WriteTarget, files: Sequence[FoundRows]) -> WrittenDeletes:
+def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
     """Merge-on-read: deletes these rows by position, and a file together with its last row."""
     deleted = [
         DeletedRows(

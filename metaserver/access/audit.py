@@ -90,23 +90,23 @@ class AuditLog:
         False for a refusal that is only counted, and for a record that is not kept."""
         if not self.wants(operation, status):
             return False
-        stranger = who == ANONYMOUS_NAME and status in _DENIED
+        unauthenticated = who == ANONYMOUS_NAME and status in _DENIED
         if status in _DENIED:
             self._count_up()
-            if not self._refusals.is_written(who, remote or "", stranger=stranger):
+            if not self._refusals.is_written(who, remote or "", unauthenticated=unauthenticated):
                 return False
         record = AuditRecord(
             id=self._next_id(),
             at_ms=self._clock.now_ms(),
             who=_plain(who),
             action=operation,
-            resource=_plain(resource[:_STRANGER_TEXT_MAX] if stranger else resource),
+            resource=_plain(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
             outcome=outcome_of(status, kind),
             status=status,
             request_id=request_id,
             remote=_plain(remote or ""),
         )
-        waits = not stranger and (status in _DENIED or changes(operation))
+        waits = not unauthenticated and (status in _DENIED or changes(operation))
         if self._closing or (self._queue.full() and not waits):
             self.dropped += 1
             return False

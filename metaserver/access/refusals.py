@@ -14,7 +14,7 @@ WINDOW_MS = 60_000
 _OTHERS = "others"
 
 
-class Uncounted(msgspec.Struct, frozen=True):
+class UnrecordedRefusals(msgspec.Struct, frozen=True):
     """The number of refusals in one window that were not written."""
 
     who: str
@@ -28,32 +28,32 @@ class Refusals:
         self._keys_max = keys_max
         self._since_ms = 0
         self._counts: dict[tuple[str, str], int] = {}
-        self._stranger: set[tuple[str, str]] = set()
+        self._unauthenticated: set[tuple[str, str]] = set()
 
-    def is_written(self, who: str, remote: str, *, stranger: bool) -> bool:
+    def is_written(self, who: str, remote: str, *, unauthenticated: bool) -> bool:
         """Counts one refusal and returns whether to write it. The caller calls `due` first."""
         key = (who, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:
-            key = (who if stranger else _OTHERS, _OTHERS)
+            key = (who if unauthenticated else _OTHERS, _OTHERS)
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        if stranger:
-            self._stranger.add(key)
-        return count <= self._each[stranger]
+        if unauthenticated:
+            self._unauthenticated.add(key)
+        return count <= self._each[unauthenticated]
 
-    def due(self, now_ms: int, *, closing: bool = False) -> list[Uncounted]:
+    def due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
         """The unwritten refusals of the last window, once it is over; then the next window begins."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
         left = [
-            Uncounted(who, remote, count - self._each[(who, remote) in self._stranger])
+            UnrecordedRefusals(who, remote, count - self._each[(who, remote) in self._unauthenticated])
             for (who, remote), count in self._counts.items()
-            if count > self._each[(who, remote) in self._stranger]
+            if count > self._each[(who, remote) in self._unauthenticated]
         ]
         self._since_ms = now_ms
         self._counts.clear()
-        self._stranger.clear()
+        self._unauthenticated.clear()
         return left
 
     def check_invariants(self) -> None:
         assert len(self._counts) <= self._keys_max + 2
-        assert self._stranger <= self._counts.keys()
+        assert self._unauthenticated <= self._counts.keys()

@@ -81,12 +81,12 @@ def build_document(app: web.Application) -> dict[str, Any]:
         "components": {
             "schemas": {
                 "Instant": INSTANT_SCHEMA,
-                "Dropped": DROPPED_SCHEMA,
+                "DroppedEntry": DROPPED_SCHEMA,
                 "MetricsReport": REPORT_SCHEMA,
-                "File": FILE_SCHEMA,
+                "ContentFile": FILE_SCHEMA,
                 "ColumnStats": COLUMN_STATS_SCHEMA,
                 "Partition": PARTITION_SCHEMA,
-                "Committed": COMMITTED_SCHEMA,
+                "CommitResult": COMMITTED_SCHEMA,
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
                 "Token": TOKEN_SCHEMA,

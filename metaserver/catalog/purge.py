@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from seamark.metaserver.catalog.ownership.claims import disowned
+from seamark.metaserver.catalog.ownership.claims import foreign_file_check
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
@@ -75,7 +75,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
         return
     if not _collectable(metadata):  # the property may have been set after the drop
         return
-    owns, others = owned(parts, metadata), await disowned(parts, uuid, own_folders(parts, metadata))
+    owns, others = owned(parts, metadata), await foreign_file_check(parts, uuid, own_folders(parts, metadata))
 
     def allowed(location: str) -> bool:
         return owns(location) and not others(location)

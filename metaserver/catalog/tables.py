@@ -9,7 +9,7 @@ from typing import Any
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
-from seamark.metaserver.catalog.ownership.own_files import allow, allow_anew
+from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import (
@@ -129,7 +129,7 @@ class Tables:
             operations.append(CreateEntry(entry=entry))
         returns = current is None or current.uuid != entry.uuid
         operations.append(await claim(self._parts, caller, metadata, entry, returns=returns))
-        operations.append(await allow_anew(self._parts, caller, entry.uuid, metadata.properties))
+        operations.append(await replace_allowed_locations(self._parts, caller, entry.uuid, metadata.properties))
         operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._parts.remember(caller, status=200, metadata_location=location)
         await self._parts.transact(operations)

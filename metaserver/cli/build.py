@@ -22,10 +22,10 @@ from rich.progress import Progress as ProgressBar
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import (
-    Adaptive,
+    AdaptiveWorkers,
     BuildReport,
     ClusterFailed,
-    InProcess,
+    InProcessWorkers,
     Progress,
     TableReplaced,
     Workers,
@@ -64,14 +64,14 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
 def open_workers(engine: str, master: str) -> Iterator[Workers]:
     """Closed with the block. Misconfigured when Spark is requested and not installed."""
     start = partial(start_spark, master)
-    workers: Workers = InProcess()
+    workers: Workers = InProcessWorkers()
     if engine == "spark":
         try:
             workers = start()
         except ClusterFailed as error:
             raise click.ClickException(str(error)) from None
     elif engine == "auto" and has_spark():
-        workers = Adaptive(start)
+        workers = AdaptiveWorkers(start)
     try:
         yield workers
     finally:
@@ -158,9 +158,9 @@ def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
 
 
 def _show_left(report: BuildReport) -> None:
-    if report.left:
-        say(f"{report.left:,} data files cannot be indexed, and stay in every plan:", err=True)
+    if report.files_not_indexed:
+        say(f"{report.files_not_indexed:,} data files cannot be indexed, and stay in every plan:", err=True)
     for path, why in report.skipped[:_TOLD_MAX]:
         say(f"  {path}: {why}", err=True)
-    if report.left > _TOLD_MAX:
+    if report.files_not_indexed > _TOLD_MAX:
         say("  …", err=True)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
-from seamark.connector.index.verification import Verdict
+from seamark.connector.index.verification import VerificationResult
 from seamark.metaserver.cli.explain import show_size
 from seamark.metaserver.cli.index import server_options
 from seamark.metaserver.cli.options import CONTEXT, Misconfigured
@@ -78,7 +78,7 @@ def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
         return audit_index(client, table, name, **options, on_verdict=partial(_advance, bar, shown))
 
 
-def _advance(bar: ProgressBar, shown: TaskID, verdict: Verdict, total: int) -> None:
+def _advance(bar: ProgressBar, shown: TaskID, verdict: VerificationResult, total: int) -> None:
     bar.update(shown, total=total, advance=1)
 
 
@@ -107,7 +107,7 @@ def _show(audit: Audit) -> None:
     say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
 
 
-def _verdict(audit: Audit, verdict: Verdict) -> str:
+def _verdict(audit: Audit, verdict: VerificationResult) -> str:
     if verdict.newer:
         return "of a newer version"
     state = audit.states.get(verdict.location)

@@ -293,7 +293,7 @@ async def open_publisher(parts: CatalogContext) -> AsyncIterator[Publisher]:
         await publisher.close()
 
 
-def moved_on(namespace: NamespacePath, name: str) -> CommitUnknown:
+def pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
     """For a commit that succeeded on a table that the name no longer refers to. After a 404 or 409 clients would delete
     files that the dropped or renamed table still uses."""
     return CommitUnknown(

@@ -97,7 +97,7 @@ class PointerStore(Protocol):
     async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
 
-    async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
+    async def released_name(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
         """Whether the UUID was dropped with this name and has no live name: a new entry with that name may use its
         location."""
 

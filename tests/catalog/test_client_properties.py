@@ -10,7 +10,7 @@ import pytest
 
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.properties import steers_client
+from seamark.metaserver.iceberg.metadata.properties import configures_client
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig
 from tests.catalog.test_confinement import VERSION
 
@@ -57,12 +57,12 @@ ORDINARY = (
 
 @pytest.mark.parametrize("name", STEERING)
 def test_what_clients_take_hosts_secrets_or_code_from_is_known(name: str) -> None:
-    assert steers_client(name)
+    assert configures_client(name)
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_properties_of_engines_and_users_stay_allowed(name: str) -> None:
-    assert not steers_client(name)
+    assert not configures_client(name)
 
 
 async def _prepared(it: Rig) -> None:
@@ -171,7 +171,7 @@ async def test_stored_properties_that_steer_clients_are_not_served_nor_written_a
         assert table.entry is not None
         for properties in (table.metadata.properties, view.metadata.properties):
             assert properties["a"] == "b"
-            assert not any(map(steers_client, properties))
+            assert not any(map(configures_client, properties))
         document = await it.catalog.documents.document(table.entry.metadata_location, "all")
         assert b"signer" not in document
         update = {"action": "set-properties", "updates": {"c": "d"}}

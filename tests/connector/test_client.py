@@ -131,7 +131,7 @@ def test_names_of_several_levels_may_hold_dots() -> None:
     assert split_name("a.b.t") == ("a", "b", "t")
     assert split_name(r"a\.b.t") == ("a.b", "t")
     for wrong in ("", ".", "a..t", "a.", "a\\"):
-        with pytest.raises(ValueError, match="no name"):
+        with pytest.raises(ValueError, match="not a name"):
             split_name(wrong)
 
 

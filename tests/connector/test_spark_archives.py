@@ -12,7 +12,7 @@ from zipimport import zipimporter
 
 import pytest
 
-from seamark.connector.spark.archives import Archive
+from seamark.connector.spark.archives import ArchiveFinder
 
 
 def write(path: Path, modules: Iterable[str]) -> None:
@@ -24,7 +24,7 @@ def write(path: Path, modules: Iterable[str]) -> None:
 def test_a_module_that_came_into_the_archive_is_found(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    found = Archive(str(path))
+    found = ArchiveFinder(str(path))
     assert found.find_spec("one") is not None
     assert found.find_spec("two") is None
     write(path, ["one", "two"])
@@ -35,7 +35,7 @@ def test_a_module_that_came_into_the_archive_is_found(tmp_path: Path) -> None:
 def test_the_modules_of_an_archive_that_is_gone_are_not_found_until_it_is_back(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    found = Archive(str(path))
+    found = ArchiveFinder(str(path))
     path.unlink()
     found.invalidate_caches()
     assert found.find_spec("one") is None
@@ -47,7 +47,7 @@ def test_the_modules_of_an_archive_that_is_gone_are_not_found_until_it_is_back(t
 def test_an_archive_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    ours, pythons = Archive(str(path)), zipimporter(str(path))
+    ours, pythons = ArchiveFinder(str(path)), zipimporter(str(path))
     before = path.stat()
     with path.open("r+b") as file:  # in its place, of the same size and time
         file.write(b"\0" * before.st_size)
@@ -64,11 +64,11 @@ def test_finders_are_replaced_only_where_pyspark_comes_from_an_archive(zipped: b
     write(tmp_path / "pyspark.zip", ["pyspark"])
     write(tmp_path / "other.zip", ["other", "another"])
     script = (
-        "import sys, other; from seamark.connector.spark.archives import keep_contents; keep_contents(); "
-        "import another; "
+        "import sys, other; from seamark.connector.spark.archives import install_archive_finders; "
+        "install_archive_finders(); import another; "
         "print(sorted({type(one).__name__ for one in sys.path_importer_cache.values() if hasattr(one, 'archive')}))"
     )
     path = [str(tmp_path / "other.zip"), *([str(tmp_path / "pyspark.zip")] if zipped else [])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ("['Archive']" if zipped else "['zipimporter']")
+    assert done.stdout.strip() == ("['ArchiveFinder']" if zipped else "['zipimporter']")

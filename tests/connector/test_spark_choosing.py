@@ -10,11 +10,11 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark import reader_choice as choosing
-from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, found_by
+from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, estimate_remaining_rows
 from seamark.connector.write.appends import append
 from tests.connector.write.test_upserts import create
 from tests.seeds import first_seed
@@ -40,11 +40,11 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
         append(client, "db.t", pa.table({"id": ids, "k": keys}, schema))
     if indexed:
         client.put_index("db.t", "by_k", kind="bitmap", columns=["k"])
-        with closing(InProcess()) as workers:
+        with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
     for asked in (source.randrange(300) for _ in range(10)):
-        found = found_by(client, table, bound_filter(f"k = {asked}", table))
+        found = estimate_remaining_rows(client, table, bound_filter(f"k = {asked}", table))
         wanted = RemainingRows()
         for keys in files:
             places = [place for place, key in enumerate(keys) if key == asked]
@@ -62,8 +62,8 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
 
 def test_a_reader_is_taken_by_the_pages_that_it_need_not_read() -> None:
     large = 100 * EVEN_ROWS
-    assert RemainingRows(held=large, touched=EVEN_ROWS, chosen=1).suits_ours
-    assert RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_ours
-    assert not RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_ours
-    assert not RemainingRows(held=EVEN_ROWS, touched=1, chosen=1).suits_ours
-    assert not RemainingRows().suits_ours
+    assert RemainingRows(held=large, touched=EVEN_ROWS, chosen=1).suits_seamark
+    assert RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS - 1, chosen=1).suits_seamark
+    assert not RemainingRows(held=large, touched=int(EVEN_SHARE * large) - EVEN_ROWS, chosen=1).suits_seamark
+    assert not RemainingRows(held=EVEN_ROWS, touched=1, chosen=1).suits_seamark
+    assert not RemainingRows().suits_seamark

@@ -45,7 +45,9 @@ class Run:
     def __post_init__(self) -> None:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         # The port where a page leaves it to its default.
-        self.environment = {**os.environ, "PATH": path, "SEAMARK_PORT": str(self.port)}
+        # A page shows what its own commands do: table services would race with them.
+        services = {"SEAMARK_SERVICES_WORKERS": "0"}
+        self.environment = {**os.environ, "PATH": path, "SEAMARK_PORT": str(self.port), **services}
         self.steps: dict[str, Callable[[str], str]] = {
             "run bash": self._bash,
             "run python": self._python,

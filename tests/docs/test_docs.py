@@ -37,7 +37,7 @@ RUNNING = [page for page in PAGES if any(block.mark for block in page.blocks)]
 NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
     *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
-    *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots"),  # engines
+    *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots", "rewrite_data_files"),  # engines
     "overwrite_partitions",  # seamark.connector.write.appends
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
     *("add_files", "current_user"),  # PyIceberg, Trino

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -74,6 +75,36 @@ def test_help_of_commands_uses_no_banned_word() -> None:
     texts = list(_help(cli))
     assert len(texts) > 100
     assert list(find_banned("\n\n".join(texts), RULES)) == []
+
+
+def _raised_texts(source: str) -> Iterator[str]:
+    """The string literals of the raise statements; a value in an f-string is `…`."""
+    for statement in ast.walk(ast.parse(source)):
+        if not isinstance(statement, ast.Raise) or statement.exc is None:
+            continue
+        parts = {
+            id(part) for node in ast.walk(statement.exc) if isinstance(node, ast.JoinedStr) for part in node.values
+        }
+        for node in ast.walk(statement.exc):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                yield node.value
+
+
+def test_errors_use_no_banned_word() -> None:
+    found = {}
+    for package in ("metaserver", "connector", "cache"):
+        for path in sorted((REPO / package).rglob("*.py")):
+            texts = list(_raised_texts(path.read_text()))
+            if hits := list(find_banned("\n\n".join(texts), RULES)):
+                found[str(path.relative_to(REPO))] = hits
+    assert found == {}
+
+
+def test_the_text_of_a_raise_statement_is_found() -> None:
+    source = 'if x:\n    raise E(f"a {x}" " told", kind="b") from C("not this")\nnot_this = "c"\n'
+    assert sorted(_raised_texts(source)) == ["a … told", "b"]
 
 
 def test_a_banned_word_is_found_across_lines_and_not_in_code() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport
-from seamark.spark import Through, cluster, write
+from seamark.spark import JoinedTable, cluster, write
 from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
 from tests.engines.tables import SparkTables
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 SALES = "id bigint, day int, customer int, quantity int, note string"
 CUSTOMERS = 200
-JOINS = {"customer": Through("db.customers", on={"customer": "id"})}
+JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}
 BY = ["day", "customer.city"]
 
 
@@ -104,7 +104,7 @@ def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int
     rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
     rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1 AND day < 60")
     gone = rig.spark.range(0, 4000, 7).selectExpr("id")
-    write(gone, f"db.{table}", client=rig.client, mode="delete", way="equality")
+    write(gone, f"db.{table}", client=rig.client, mode="delete", strategy="equality")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     before = rig.rows(table, columns)
     assert len(rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
@@ -196,7 +196,7 @@ def test_attributes_two_tables_away_count(rig: Rig) -> None:
     rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
     rig.sales("far")
     before = rig.rows("far")
-    joins = {**JOINS, "nation": Through("db.nations", on={"customer.nation": "code"})}
+    joins = {**JOINS, "nation": JoinedTable("db.nations", on={"customer.nation": "code"})}
     rig.cluster("far", ["nation.name"], joins=joins, files=24)
     assert rig.rows("far") == before
     found = rig.sql(
@@ -241,7 +241,7 @@ def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
 def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
     before, stored = rig.rows("lossy"), rig.files("lossy")
-    decoded, losing = clustering.decoded, [True]
+    decoded, losing = clustering.decode_files, [True]
 
     def some(data: bytes) -> Any:
         found = decoded(data)
@@ -251,7 +251,7 @@ def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest
             return type(found)(found.files[1:], found.index_files, found.skipped)
         return found
 
-    monkeypatch.setattr(clustering, "decoded", some)
+    monkeypatch.setattr(clustering, "decode_files", some)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Explanation
-from seamark.connector.index.builds import ClusterFailed, GroupLimits, InProcess, build
+from seamark.connector.index.builds import ClusterFailed, GroupLimits, InProcessWorkers, build
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.spark.index_job import SparkWorkers
 from tests.connector import lake
@@ -106,7 +106,7 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
             engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
             built = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
-            here = InProcess()
+            here = InProcessWorkers()
             built += tuple(build(client, "db.wide", name, here, limits=GroupLimits(files=4)) for name in HERE)
             yield Lake(engines, client, before_rename, built)
         client.close()
@@ -148,7 +148,11 @@ def _rows(part: int) -> str:
 def test_the_job_built_every_index_of_all_files(wide: Lake) -> None:
     for report in wide.built:
         assert report.json["state"] == "completed"
-        assert (report.progress.files_done, report.left, report.progress.index_files) == (FILES + OF_BRANCH, 0, 2)
+        assert (report.progress.files_done, report.files_not_indexed, report.progress.index_files) == (
+            FILES + OF_BRANCH,
+            0,
+            2,
+        )
         assert report.progress.rows_done == 400
     found = wide.client.indexes("db.wide")
     assert {one.name: (one.health, one.files, one.lag_files) for one in found} == dict.fromkeys(
@@ -336,7 +340,7 @@ def test_keys_that_the_server_hands_out_reach_files_on_s3(
         lake.append(server.base_url, "db.t", lake.spread(3))
         client = IndexClient(server.base_url)
         client.put_index("db.t", "i", kind="record", columns=["id"])
-        report = build(client, "db.t", "i", InProcess())
+        report = build(client, "db.t", "i", InProcessWorkers())
         assert (report.json["state"], report.progress.files_done) == ("completed", 3), report.skipped
         assert report.json["folder"].startswith("s3://")
         assert client.explain("db.t", "id = 13").files == 1

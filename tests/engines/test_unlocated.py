@@ -51,7 +51,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
         )
         for step in range(4):
             some = rng.sample(range(60), 20)
-            upsert(client, "db.t", given(some, 10 * step), keys=["id"], way=EQUALITY)
+            upsert(client, "db.t", given(some, 10 * step), keys=["id"], strategy=EQUALITY)
             model |= dict.fromkeys(some, 10 * step)
             more = rng.sample(range(60), 5)
             merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
@@ -61,7 +61,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
             )
             model |= dict.fromkeys(more, 10 * step + 1)
             gone = rng.sample(range(60), 5)
-            delete(client, "db.t", keys=pa.table({"id": gone}), way=EQUALITY)
+            delete(client, "db.t", keys=pa.table({"id": gone}), strategy=EQUALITY)
             located = rng.sample(range(60), 5)
             upsert(client, "db.t", given(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
             model = {one: value for one, value in model.items() if one not in gone}
@@ -69,7 +69,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
             # Many tasks, none of which looks anything up.
             spread = rng.sample(range(60), 20)
             frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
-            by_tasks = {"client": client, "way": EQUALITY, "driver_rows": 0}
+            by_tasks = {"client": client, "strategy": EQUALITY, "driver_rows": 0}
             done = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
             assert done.attempts == 1
             assert done.files_written >= 4, "files of two tasks, or more, each with data and deletes"
@@ -86,9 +86,9 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
 @pytest.mark.parametrize(
     ("made", "keys", "said"),
     [
-        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "no equality deletes"),
-        ("PARTITIONED BY (v)", ["id"], "is by v, which is not of the key"),
-        ("", ["x"], "readers do not compare alike"),
+        ("TBLPROPERTIES ('format-version' = '1')", ["id"], "or equality deletes"),
+        ("PARTITIONED BY (v)", ["id"], "has the field v, which is not derived from the key"),
+        ("", ["x"], "readers compare differently"),
     ],
     ids=["version 1", "other partitions", "floating point"],
 )
@@ -101,5 +101,5 @@ def test_what_cannot_be_said_by_equality_is_told_before_any_task_runs(
         spark.sql(f"CREATE TABLE {db}.t (id bigint, v bigint, x double) USING iceberg {made}")
         frame = spark.createDataFrame([(1, 1, 1.0)], "id bigint, v bigint, x double")
         with pytest.raises(Unwritable, match=said):
-            write(frame, "db.t", client=client, mode="upsert", keys=keys, way=EQUALITY, driver_rows=0)
+            write(frame, "db.t", client=client, mode="upsert", keys=keys, strategy=EQUALITY, driver_rows=0)
         client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.iceberg.files.parquet import InDoubt, column_of, dotted, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, column_of, dotted, has_ids, places_of
 
 
 def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
@@ -26,7 +26,7 @@ def test_columns_are_found_within_structs_and_not_within_lists() -> None:
 
 def test_of_two_columns_with_one_id_neither_is_taken_and_others_are() -> None:
     twice = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP]
-    with pytest.raises(InDoubt, match="2 columns that may be column 3"):
+    with pytest.raises(AmbiguousColumn, match="2 columns that may be column 3"):
         places_of(twice, [1, 3])
     assert places_of(twice, [1]) == {1: ("x",)}
 
@@ -41,5 +41,5 @@ def test_a_column_is_taken_by_its_place_though_another_has_its_dotted_name() -> 
     assert column_of(table, ("s", "a")).to_pylist() == [5, None]
     assert column_of(table, ("s.a",)).to_pylist() == [1, 2]
     assert dotted([("s", "a"), ("s.a",)]) == ["s.a"]
-    with pytest.raises(InDoubt, match="0 columns named 'x'"):
+    with pytest.raises(AmbiguousColumn, match="0 columns named 'x'"):
         column_of(table, ("x",))

@@ -14,16 +14,16 @@ import pytest
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.index_file import FilesTable, assemble, open_index_file
-from seamark.metaserver.index.files.remote import ColdIndex, open_remote
+from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_keys
 from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.metaserver.index.kinds import bitmap, bloom, postings, record
-from seamark.metaserver.index.kinds.bitmap import BitmapQuestion
-from seamark.metaserver.index.kinds.bloom import BloomQuestion
+from seamark.metaserver.index.kinds.bitmap import BitmapQuery
+from seamark.metaserver.index.kinds.bloom import BloomQuery
 from seamark.metaserver.index.kinds.kinds import KINDS as OPENED
-from seamark.metaserver.index.kinds.questions import Question
-from seamark.metaserver.index.kinds.record import RecordQuestion
+from seamark.metaserver.index.kinds.queries import IndexQuery
+from seamark.metaserver.index.kinds.record import RecordQuery
 from seamark.metaserver.index.kinds.sparse import SparseMemory
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
@@ -66,7 +66,7 @@ def listed(kind: str, size_bytes: int) -> RegisteredIndexFile:
     )  # fmt: skip
 
 
-async def opened(kind: str, storage: Bytes) -> ColdIndex:
+async def opened(kind: str, storage: Bytes) -> RemoteIndexFile:
     store: Any = storage
     return (await open_remote(store, listed(kind, len(storage.data))))[1]
 
@@ -76,11 +76,11 @@ def some_keys(rng: random.Random, kind: Kind, columns: Sequence[Sequence[Any]]) 
     return keys_of(kind.arrow([value for value in values if value is not None]), kind_of(kind))
 
 
-def question(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> Question:
+def query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence[Any]]) -> IndexQuery:
     if index == "bitmap":
-        return BitmapQuestion(draw_predicate(rng, kind, rng.choice(columns)).keys())
+        return BitmapQuery(draw_predicate(rng, kind, rng.choice(columns)).keys())
     keys = some_keys(rng, kind, columns)
-    return BloomQuestion(hash_keys(keys, 0)) if index == "bloom" else RecordQuestion.about([keys])
+    return BloomQuery(hash_keys(keys, 0)) if index == "bloom" else RecordQuery.about([keys])
 
 
 @pytest.fixture(params=["by key", "by edges"])
@@ -106,18 +106,18 @@ async def test_answers_by_range_are_those_of_the_whole_file(index: str, seed: in
     whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
     far = await opened(index, Bytes(data))
     for _ in range(12):
-        asked = question(rng, index, kind, columns)
-        found = await far.ask(asked)
+        asked = query(rng, index, kind, columns)
+        found = await far.probe(asked)
         assert found is not None
         assert np.array_equal(found, asked.of(whole)), f"{index} {seed} {kind.name}"
-        if isinstance(asked, BitmapQuestion):
+        if isinstance(asked, BitmapQuery):
             files = rng.sample(range(len(columns)), min(3, len(columns)))
             assert await far.bitmap.load_rows(files)
             for file in files:
                 assert far.bitmap.has_rows(file)
                 rows = far.bitmap.bitmap.rows(file, asked.ranges)
                 assert np.array_equal(rows, whole.rows(file, asked.ranges)), f"{seed} {kind.name}"
-        if isinstance(asked, RecordQuestion):
+        if isinstance(asked, RecordQuery):
             located = await far.record.rows(asked.high, asked.low)
             assert located is not None
             expected = whole.lookup(asked.high, asked.low)
@@ -132,7 +132,7 @@ async def test_of_flipped_bytes_no_answer_is_wrong(index: str, seed: int, layout
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
     data = file_of(index, [keys_of(kind.arrow(values), kind_of(kind)) for values in columns])
     whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
-    asked = [question(rng, index, kind, columns) for _ in range(4)]
+    asked = [query(rng, index, kind, columns) for _ in range(4)]
     broken = 0
     for _ in range(60):
         spoilt = bytearray(data)
@@ -140,10 +140,10 @@ async def test_of_flipped_bytes_no_answer_is_wrong(index: str, seed: int, layout
         try:
             far = await opened(index, Bytes(bytes(spoilt)))
             for one in asked:
-                found = await far.ask(one)
+                found = await far.probe(one)
                 assert found is not None
                 assert np.array_equal(found, one.of(whole)), f"{seed} {kind.name}"
-                if isinstance(one, BitmapQuestion):
+                if isinstance(one, BitmapQuery):
                     assert await far.bitmap.load_rows(range(6))
                     for file in range(6):
                         rows = far.bitmap.bitmap.rows(file, one.ranges)
@@ -166,7 +166,7 @@ async def test_a_key_takes_two_reads_of_a_record_index_at_most() -> None:
     for _ in range(50):
         value = rng.randrange(150_000)
         before = len(storage.read)
-        asked = RecordQuestion.about([keys_of(pa.array([value], pa.int64()), "long")])
+        asked = RecordQuery.about([keys_of(pa.array([value], pa.int64()), "long")])
         found = await far.record.rows(asked.high, asked.low)
         assert found is not None
         assert [(one.tolist()) for one in found[1:]] == (
@@ -182,8 +182,8 @@ async def test_a_bitmap_index_reads_what_the_predicate_touches_and_that_once() -
     storage = Bytes(file_of("bitmap", [keys_of(pa.array(one), "long") for one in values]))
     far = await opened("bitmap", storage)
     key = int(values[3][777]) + (1 << 63)
-    asked = BitmapQuestion(KeyRanges("long", (KeyRange(key, key),)))
-    found = await far.ask(asked)
+    asked = BitmapQuery(KeyRanges("long", (KeyRange(key, key),)))
+    found = await far.probe(asked)
     assert found is not None
     assert np.flatnonzero(found).tolist() == [3]
     assert await far.bitmap.load_rows([3])
@@ -193,7 +193,7 @@ async def test_a_bitmap_index_reads_what_the_predicate_touches_and_that_once() -
     assert len(storage.read) < 10
     assert sum(length for _, length in storage.read) < len(storage.data) / 5
     before = len(storage.read)
-    assert np.array_equal(await far.ask(asked), found)  # type: ignore[arg-type]
+    assert np.array_equal(await far.probe(asked), found)  # type: ignore[arg-type]
     assert await far.bitmap.load_rows([3])
     assert len(storage.read) == before
     assert not far.bitmap.has_rows(4)
@@ -204,10 +204,10 @@ async def test_a_bitmap_index_reads_what_the_predicate_touches_and_that_once() -
 async def test_too_many_reads_or_bytes_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Bytes(file_of("record", long_keys(100_000, 10)))
     far = await opened("record", storage)
-    asked = RecordQuestion.about([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
+    asked = RecordQuery.about([keys_of(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
     before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
-    assert await far.ask(asked) is None
+    assert await far.probe(asked) is None
     assert len(storage.read) == before
     storage = Bytes(file_of("bitmap", long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)

@@ -22,7 +22,7 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.bodies import body_limit
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.api.http.slots import Bound, Bounds, RequestSlot, Turns
+from seamark.metaserver.api.http.slots import Bounds, FairLock, HolderLimit, RequestSlot
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.settings import Settings
@@ -160,7 +160,7 @@ async def test_short_values_in_great_number_are_refused_before_they_are_parsed(
 
 
 async def test_who_sends_many_large_bodies_waits_for_its_own() -> None:
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
 
     async def take(holder: str) -> None:
         async with turns.of(holder):
@@ -291,7 +291,7 @@ def test_places_and_bytes_come_back_whatever_happened() -> None:
         one.leave()
         one.leave()
     bounds.check_invariants()
-    assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, Bound)} == {0}
+    assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, HolderLimit)} == {0}
 
 
 async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tmp_path: Path) -> None:

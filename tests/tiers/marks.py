@@ -43,6 +43,9 @@ FIXTURES = {
 PROGRAMS = {"java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
 """What no test of the unit tier starts."""
 
+SLOW_TIMEOUT_S = 1800
+"""Of a slow test without a limit: on a busy machine, 400 random queries take longer than other tests may."""
+
 _started: list[str] = []
 
 
@@ -85,6 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         markers = {marker.name for marker in item.iter_markers()}
         tier = tier_of(item.path, set(getattr(item, "fixturenames", ())), markers)
         item.add_marker(tier)
+        if "slow" in markers and "timeout" not in markers:
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
         if wanted and tier not in wanted:
             left.append(item)
     if left:

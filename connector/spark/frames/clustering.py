@@ -2,7 +2,7 @@
 keys refer to (the city of an order's customer).
 
     cluster(spark, "db.orders", by=["ordered", "customer.city"], uri=…,
-            joins={"customer": Through("db.customers", on={"customer_id": "id"})})
+            joins={"customer": JoinedTable("db.customers", on={"customer_id": "id"})})
 
 The job reads one snapshot by the plan whose files the commit removes: the rows with all deletes applied and, for a
 table with row lineage, the id of each row. A first job takes a sample, from which the driver computes ranks. The driver
@@ -34,14 +34,14 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
-from seamark.connector.read.read_plan import ReadPlan, wanted_of
+from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan
-from seamark.connector.spark.frames.results import RESULT, result_of, results_of
-from seamark.connector.spark.frames.writes import WriteReport, decoded, encoded, with_place
+from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
+from seamark.connector.spark.frames.writes import WriteReport, add_partition_number, decode_files, encode_files
 from seamark.connector.spark.types import for_spark, spark_type
 from seamark.connector.write.appends import commit
-from seamark.connector.write.clustering import Attributes, Clustering, Reached, cuts, ordered
+from seamark.connector.write.clustering import Attributes, Clustering, JoinedRows, range_bounds, sortable_keys
 from seamark.connector.write.curves import CURVES, HILBERT
 from seamark.connector.write.replacements import replacement
 from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
@@ -65,7 +65,7 @@ _GIVEN = "tasks binary"
 
 
 @dataclass(frozen=True)
-class Through:
+class JoinedTable:
     """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more. A
     referring column may belong to an earlier table of the same `joins`, as in `customer.nation_id`."""
 
@@ -78,7 +78,7 @@ def cluster(
     table: Name,
     by: Sequence[str],
     *,
-    joins: Mapping[str, Through] | None = None,
+    joins: Mapping[str, JoinedTable] | None = None,
     curve: str = HILBERT,
     files: int | None = None,
     target_file_bytes: int | None = None,
@@ -105,13 +105,15 @@ def cluster(
         raise ValueError("give files, at least 1, or target_file_bytes")
     opened = open_table(client, table, At(ref=branch))
     if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+        raise BadRequest(
+            "The table has format version 1, which does not support replacing files; upgrade it to version 2"
+        )
     target = target_of(opened.metadata, opened.storage)
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    read_plan = wanted_of(opened, names, TRUE)
-    attributes = Attributes(by, _reached(client, by, joins or {}), read_plan.arrow)
+    read_plan = plan_read(opened, names, TRUE)
+    attributes = Attributes(by, _read_joined_tables(client, by, joins or {}), read_plan.arrow)
     tasks = list(plan(client, opened))
     if not tasks:
         return WriteReport(0, 0, 0, 0, (), None)
@@ -127,7 +129,7 @@ def cluster(
     if written.rows != rows:
         written.discard(target.storage)
         raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
-    written = written.with_allowed_indexes(target.storage)
+    written = written.limit_indexes(target.storage)
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
@@ -139,14 +141,16 @@ def cluster(
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
 
 
-def _reached(client: SeamarkClient, by: Sequence[str], joins: Mapping[str, Through]) -> dict[str, Reached]:
+def _read_joined_tables(
+    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable]
+) -> dict[str, JoinedRows]:
     """The named columns of the referenced tables, for their current rows."""
-    named = [*by, *(column for through in joins.values() for column in through.on)]
+    named = [*by, *(column for joined in joins.values() for column in joined.on)]
     tables = {}
-    for name, through in joins.items():
+    for name, joined in joins.items():
         columns_of_table = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
-        columns = list(dict.fromkeys([*through.on.values(), *columns_of_table]))
-        tables[name] = Reached(scan(client, through.table, columns).to_arrow(), through.on)
+        columns = list(dict.fromkeys([*joined.on.values(), *columns_of_table]))
+        tables[name] = JoinedRows(scan(client, joined.table, columns).to_arrow(), joined.on)
     return tables
 
 
@@ -189,7 +193,7 @@ def _sample(
     whole = target.spec.fields or not attributes.columns  # partition values need the other columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
-    results = results_of(
+    results = collect_results(
         task_frame.mapInArrow(partial(_sampled, narrow, target.storage, sample_rows / max(1, records)), RESULT)
     )
     parts = [pa.ipc.open_stream(result).read_all() for result in results]
@@ -213,7 +217,7 @@ def _sampled(
     schema = read_plan.arrow.with_metadata({"rows": str(rows)})
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_batches(taken, read_plan.arrow).replace_schema_metadata(schema.metadata))
-    yield result_of(sink.getvalue().to_pybytes())
+    yield encode_result(sink.getvalue().to_pybytes())
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ class ClusterTask:
     read_plan: ReadPlan
     target: WriteTarget
     tasks: int
-    cuts: npt.NDArray[np.bytes_]
+    bounds: npt.NDArray[np.bytes_]
     """The first keys of all tasks except the first."""
     file_rows: int
 
@@ -242,7 +246,7 @@ class ClusterTask:
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files))
         )
-        return replace(work, cuts=cuts(ordered(work.keys(sample)), tasks))
+        return replace(work, bounds=range_bounds(sortable_keys(work.keys(sample)), tasks))
 
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """The keys of rows. In a partitioned table they begin with the partition, so that its rows are together."""
@@ -251,7 +255,7 @@ class ClusterTask:
             return keys
         batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
         places = np.concatenate(
-            [batch.column(batch.num_columns - 1).to_numpy() for batch in with_place(self.target, batches)]
+            [batch.column(batch.num_columns - 1).to_numpy() for batch in add_partition_number(self.target, batches)]
         )
         return np.concatenate([places.astype(">u4").view(np.uint8).reshape(-1, 4), keys], axis=1)
 
@@ -262,8 +266,8 @@ def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN, own, strict=True)]
     keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
     spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
-    results = results_of(spread.mapInArrow(partial(_write, work), RESULT))
-    return WrittenFiles.joined(decoded(result) for result in results)
+    results = collect_results(spread.mapInArrow(partial(_write, work), RESULT))
+    return WrittenFiles.joined(decode_files(result) for result in results)
 
 
 def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
@@ -281,7 +285,7 @@ def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     for batch in _read(read_plan, work.target.storage, batches):
         keys = work.keys(batch)
         binary = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), [None, pa.py_buffer(keys.tobytes())])
-        tasks = np.searchsorted(work.cuts, ordered(keys), "right").astype(np.int32)
+        tasks = np.searchsorted(work.bounds, sortable_keys(keys), "right").astype(np.int32)
         columns = [
             column if (convert := converts[name]) is None else convert(column)
             for name, column in zip(read_plan.names, batch.columns, strict=True)
@@ -306,4 +310,4 @@ def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
                     file_rows = 0
         written = writer.close()
     if written.files:
-        yield result_of(encoded(written))
+        yield encode_result(encode_files(written))

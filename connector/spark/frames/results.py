@@ -11,11 +11,11 @@ RESULT = spark_types.StructType([spark_types.StructField("result", spark_types.B
 _ARROW = pa.schema([pa.field("result", pa.binary(), False)])
 
 
-def result_of(result: bytes) -> pa.RecordBatch:
+def encode_result(result: bytes) -> pa.RecordBatch:
     """The batch that a task returns."""
     return pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], schema=_ARROW)
 
 
-def results_of(frame: DataFrame) -> list[bytes]:
+def collect_results(frame: DataFrame) -> list[bytes]:
     """Runs the tasks and returns their results."""
     return [bytes(row.result) for row in frame.collect()]

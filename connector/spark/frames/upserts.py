@@ -39,7 +39,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import Conflict
@@ -48,29 +48,29 @@ from seamark.connector.client.values import At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table
-from seamark.connector.spark.frames.results import RESULT, result_of, results_of
+from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.write.buckets import bucket_fields
 from seamark.connector.write.delete_files import WrittenDeletes
-from seamark.connector.write.equality_upserts import EQUALITY, check_table, unlocated
-from seamark.connector.write.latest_rows import Batch, batch_of, column_of, refuse_nulls
+from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
+from seamark.connector.write.latest_rows import Batch, batch_of, check_no_nulls, column_of
 from seamark.connector.write.read_conditions import rows_changed
-from seamark.connector.write.rewrites import rewritten
-from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_takes_deletes, committed
-from seamark.connector.write.row_locations import SCAN, FoundRows, hashes_of, key_fields, key_names, record_index
+from seamark.connector.write.rewrites import rewrite_files
+from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_supports_deletes, commit_row_change
+from seamark.connector.write.row_locations import SCAN, MatchedRows, hashes_of, key_fields, key_names, record_index
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
+    check_arguments,
     check_read,
-    checked,
+    compute_delete,
+    compute_upsert,
     delete,
-    differing,
-    marked,
+    delete_by_position,
     mode_of,
-    scope_of,
+    read_scope,
     upsert,
-    without,
 )
 from seamark.metaserver.iceberg.expressions.expression import TRUE, any_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
@@ -113,7 +113,7 @@ class UpsertRequest:
     columns: tuple[str, ...] | None = None
     deletes: bool = False
     row_mode: str | None = None
-    way: str | None = None
+    strategy: str | None = None
     read_snapshot_id: int | UnsetType | None = UNSET
 
     @property
@@ -133,7 +133,7 @@ class UpsertRequest:
         return needed
 
 
-def change(
+def commit_change(
     client: SeamarkClient,
     df: DataFrame,
     table: Name,
@@ -147,14 +147,14 @@ def change(
 ) -> Report:
     """One commit. ValueError and Unwritable for invalid arguments, before any row is evaluated; if rows do not fit the
     table, Unwritable or Spark's error with that message."""
-    checked(request.row_mode, request.way, request.precombine, request.columns, request.read_snapshot_id)
+    check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
-    check_takes_deletes(opened.metadata)
+    check_supports_deletes(opened.metadata)
     request = replace(request, keys=tuple(key_names(opened.schema, request.keys, df.columns)))
     needed = request.needed(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
     batch_of([nothing], opened.schema, request.named, request.precombine, request.columns)
-    if request.way == EQUALITY:
+    if request.strategy == EQUALITY:
         check_table(opened, target_of(opened.metadata, opened.storage), request.named)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     selected = df.select(*map(backquoted, needed))
@@ -165,9 +165,9 @@ def change(
             if count > driver_rows or _copies_much(opened, request, count):
                 reads = request.read_snapshot_id is not UNSET
                 prepared = partial(_prepared, client, persisted, count, request)
-                return committed(client, table, prepared, history=reads, **more)
+                return commit_row_change(client, table, prepared, history=reads, **more)
             given = persisted.toArrow()
-    how = {"mode": request.row_mode, "way": request.way, "read_snapshot_id": request.read_snapshot_id, **more}
+    how = {"mode": request.row_mode, "strategy": request.strategy, "read_snapshot_id": request.read_snapshot_id, **more}
     if request.deletes:
         return delete(client, table, keys=given, key=request.named, **how)
     columns = None if request.columns is None else list(request.columns)
@@ -202,7 +202,7 @@ def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
 
 
 def _mode(request: UpsertRequest, target: WriteTarget) -> str:
-    return MERGE_ON_READ if request.way == EQUALITY else mode_of(request.row_mode, target, deletes=request.deletes)
+    return MERGE_ON_READ if request.strategy == EQUALITY else mode_of(request.row_mode, target, deletes=request.deletes)
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
 
 
 @dataclass(frozen=True)
-class Placing:
+class RowDistribution:
     """Assigns the rows of a key to one of `buckets` × `parts` tasks. `width` is the number of buckets of the key's
     only column; 0 without such buckets."""
 
@@ -228,7 +228,7 @@ class Placing:
     width: int = 0
 
     @staticmethod
-    def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, way: str | None) -> Placing:
+    def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
         """More tasks than the rows need, if they read no file twice: by bucket, by an index, or without reading.
 
         Buckets are used only if their column is the whole key: a value of a part of the key may have nearly all rows.
@@ -238,10 +238,10 @@ class Placing:
         widths = [bucket_width(spec, fields[0]) for spec in specs] if len(fields) == 1 else []
         if width := next(filter(None, widths), 0):
             buckets = min(width, max(cores, by_rows))
-            return Placing(tuple(fields), buckets, -(-by_rows // buckets), width)
-        if way == EQUALITY or (way != SCAN and record_index(opened.metadata, fields) is not None):
-            return Placing(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
-        return Placing(tuple(fields), 1, by_rows)
+            return RowDistribution(tuple(fields), buckets, -(-by_rows // buckets), width)
+        if strategy == EQUALITY or (strategy != SCAN and record_index(opened.metadata, fields) is not None):
+            return RowDistribution(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
+        return RowDistribution(tuple(fields), 1, by_rows)
 
     @property
     def tasks(self) -> int:
@@ -250,13 +250,13 @@ class Placing:
     def places(self, columns: Sequence[pa.Array]) -> Ints:
         """int32[rows]: the task of each row; `columns` are the key's, with the table's types. Unwritable for a null, so
         that the error is raised before any task writes a file."""
-        refuse_nulls(self.fields, columns)
+        check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
             high, _ = hashes_of(self.fields, columns)
             tasks = (high % np.uint64(self.parts)).astype(np.int64)
         if self.width:
-            values = transformed(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
+            values = apply_transform(f"bucket[{self.width}]", str(self.fields[0].type), columns[0])
             bucket = np.array([value % self.buckets for value in values.values], dtype=np.int64)
             tasks = tasks * self.buckets + bucket[values.codes]
         return tasks.astype(np.int32)
@@ -292,21 +292,21 @@ class UpsertTask:
     target: WriteTarget
     request: UpsertRequest
     mode: str
-    placing: Placing
+    distribution: RowDistribution
 
 
-def spread(df: DataFrame, work: UpsertTask) -> DataFrame:
+def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
     """The results of the tasks: a row of bytes from each task that had rows."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
-    placed = df.mapInArrow(partial(_placed, work.placing), schema)
-    exchanged = placed.repartitionById(work.placing.tasks, _PLACE)
+    placed = df.mapInArrow(partial(_placed, work.distribution), schema)
+    exchanged = placed.repartitionById(work.distribution.tasks, _PLACE)
     return exchanged.mapInArrow(partial(change_task, work), RESULT)
 
 
-def _placed(placing: Placing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _placed(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        places = placing.places([column_of(table, field) for field in placing.fields])
+        places = distribution.places([column_of(table, field) for field in distribution.fields])
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 
@@ -321,13 +321,13 @@ class _Rows(msgspec.Struct, frozen=True):
     positions: bytes
 
     @staticmethod
-    def of(rows: FoundRows) -> _Rows:
+    def of(rows: MatchedRows) -> _Rows:
         positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
         return _Rows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
 
-    def found(self) -> FoundRows:
+    def found(self) -> MatchedRows:
         positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
-        return FoundRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros(len(positions), dtype=np.int64))
+        return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -358,12 +358,12 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
         return
     request = work.request
     batch = batch_of(given, work.opened.schema, request.named, request.precombine, request.columns)
-    result = _blind(work, batch) if request.way == EQUALITY else _located(work, batch)
-    yield result_of(msgspec.msgpack.encode(result))
+    result = _blind(work, batch) if request.strategy == EQUALITY else _located(work, batch)
+    yield encode_result(msgspec.msgpack.encode(result))
 
 
 def _blind(work: UpsertTask, batch: Batch) -> _Result:
-    made = unlocated(batch, work.opened, work.target, deletes=work.request.deletes)
+    made = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
     return _Result(
         list(made.data.files), list(made.data.index_files), list(made.data.skipped), list(made.deletes.files)
     )
@@ -372,23 +372,23 @@ def _blind(work: UpsertTask, batch: Batch) -> _Result:
 def _located(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
-        check_read(work.client, opened, batch, request.read_snapshot_id, request.way)
+        check_read(work.client, opened, batch, request.read_snapshot_id, request.strategy)
     except Conflict as conflict:  # the driver raises it: in Spark's error it would be text
         return _Result([], [], [], changed=conflict.message)
     if request.deletes:
-        matches = without(work.client, opened, batch, request.way)
+        matches = compute_delete(work.client, opened, batch, request.strategy)
     else:
-        matches = differing(work.client, opened, batch, request.way, work.mode)
-    own: list[FoundRows] = []
+        matches = compute_upsert(work.client, opened, batch, request.strategy, work.mode)
+    own: list[MatchedRows] = []
     rest = list(matches.located.files)
     if work.mode == COPY_ON_WRITE:
         specs = {partition_spec.spec_id: partition_spec for partition_spec in opened.metadata.partition_specs}
-        owned = [work.placing.owns(specs.get(file.task.spec_id)) for file in rest]
+        owned = [work.distribution.owns(specs.get(file.task.spec_id)) for file in rest]
         own = [file for file, is_owned in zip(rest, owned, strict=True) if is_owned]
         rest = [file for file, is_owned in zip(rest, owned, strict=True) if not is_owned]
-    report, scope = matches.report, scope_of(batch.keys, opened, work.placing.tasks)
+    report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
     scope_json, rows = expression_json(scope), [_Rows.of(file) for file in rest]
-    written = rewritten(opened, target, own, matches.rows()) if own else matches.written(target)
+    written = rewrite_files(opened, target, own, matches.rows()) if own else matches.written(target)
     return _Result(
         list(written.files),
         list(written.index_files),
@@ -409,18 +409,18 @@ def _prepared(
 ) -> RowChange:
     fields = key_fields(opened.schema, request.named)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
-    placing = Placing.of(opened, fields, rows, cores, request.way)
-    work = UpsertTask(client, opened, target, request, _mode(request, target), placing)
+    distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
+    work = UpsertTask(client, opened, target, request, _mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
-    results = [msgspec.msgpack.decode(packed, type=_Result) for packed in results_of(spread(df, work))]
+    results = [msgspec.msgpack.decode(packed, type=_Result) for packed in collect_results(run_tasks(df, work))]
     data = WrittenFiles.joined(result.written for result in results)
-    if request.way == EQUALITY:
+    if request.strategy == EQUALITY:
         blind = WrittenDeletes(tuple(file for result in results for file in result.equality_deletes))
         return RowChange(None, Report(), data, blind)
     try:
         if changed := next((result.changed for result in results if result.changed), None):
             raise rows_changed(changed)
-        files = joined(rows_of_file for result in results for rows_of_file in result.found)
+        files = merge_rows(rows_of_file for result in results for rows_of_file in result.found)
         removed = [path for result in results for path in result.removed]
         removed += [file.task.path for file in files] if copies else []
         rest = [file for file in files if not file.is_whole] if copies else []
@@ -441,7 +441,7 @@ def _prepared(
     return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
 
-def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
+def merge_rows(rows: Iterable[_Rows]) -> list[MatchedRows]:
     """All rows of each data file, merged from all tasks; sorted by spec, partition and path."""
     by_path: dict[str, list[_Rows]] = {}
     for rows_of_file in rows:
@@ -453,9 +453,11 @@ def joined(rows: Iterable[_Rows]) -> list[FoundRows]:
     return sorted(files, key=lambda file: (file.task.spec_id, repr(file.task.file.get("partition")), file.task.path))
 
 
-def grouped(files: Sequence[FoundRows], weight: Callable[[FoundRows], int], most: int) -> list[list[FoundRows]]:
+def group_files(
+    files: Sequence[MatchedRows], weight: Callable[[MatchedRows], int], most: int
+) -> list[list[MatchedRows]]:
     """Groups of neighbouring files with a weight of at most `most`, or a single file that has more."""
-    groups: list[list[FoundRows]] = []
+    groups: list[list[MatchedRows]] = []
     group_weight = 0
     for file in files:
         if not groups or group_weight + weight(file) > most:
@@ -466,20 +468,20 @@ def grouped(files: Sequence[FoundRows], weight: Callable[[FoundRows], int], most
     return groups
 
 
-def _copied(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenFiles:
+def _copied(df: DataFrame, work: UpsertTask, files: Sequence[MatchedRows], cores: int) -> WrittenFiles:
     total = sum(file.task.size_bytes for file in files)
-    groups = grouped(files, lambda file: file.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
+    groups = group_files(files, lambda file: file.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
     return WrittenFiles.joined(_run(df, partial(_copy, work), groups))
 
 
 def _copy(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenFiles:
-    return rewritten(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows], ())
+    return rewrite_files(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows], ())
 
 
-def _marked(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: int) -> WrittenDeletes:
+def _marked(df: DataFrame, work: UpsertTask, files: Sequence[MatchedRows], cores: int) -> WrittenDeletes:
     if len(files) <= DRIVER_FILES:
-        return marked(work.opened, work.target, files)
-    groups = grouped(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
+        return delete_by_position(work.opened, work.target, files)
+    groups = group_files(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
     parts = _run(df, partial(_mark, work), groups)
     return WrittenDeletes(
         tuple(file for part in parts for file in part.files), tuple(path for part in parts for path in part.removed)
@@ -487,10 +489,10 @@ def _marked(df: DataFrame, work: UpsertTask, files: Sequence[FoundRows], cores: 
 
 
 def _mark(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenDeletes:
-    return marked(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows])
+    return delete_by_position(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows])
 
 
-def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[FoundRows]]) -> list[T]:
+def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[MatchedRows]]) -> list[T]:
     """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
     tasks stay as orphans."""
     context = df.sparkSession.sparkContext

@@ -36,13 +36,13 @@ from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import conform
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import Producer, producer_named
+from seamark.connector.client.commits import Producer, producer_json
 from seamark.connector.client.names import Name
 from seamark.connector.plans.quotes import backquoted
-from seamark.connector.spark.frames.results import RESULT, result_of, results_of
-from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, change
+from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
+from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, commit_change
 from seamark.connector.spark.types import check_fits
-from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, destination
+from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, open_destination
 from seamark.connector.write.row_changes import ATTEMPTS, Report
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
@@ -56,7 +56,7 @@ DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
 _PLACE = "_seamark_partition"
 UPSERT, DELETE = "upsert", "delete"
-_KEYED = ("keys", "row_mode", "way", "read_snapshot_id", "attempts", "driver_rows")
+_KEYED = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     APPEND: ("distribution",),
     OVERWRITE: ("distribution", "where"),
@@ -111,7 +111,7 @@ def write(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     row_mode: str | None = None,
-    way: str | None = None,
+    strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
@@ -137,8 +137,8 @@ def write(
 
     An upsert needs `keys`. A delete uses the table's identifier fields by default, or the frame's only column.
     `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
-    `columns`, `way`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values any may
-    be kept. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
+    `columns`, `strategy`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values
+    any may be kept. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
     ValueError for an unknown mode or distribution, and for parameters of another mode. Unwritable, before any task
     starts, for columns that the table does not have or that have another type. If values do not fit the table, Spark's
@@ -153,15 +153,15 @@ def write(
         raise ValueError(f"there is no mode {mode!r}: there are {', '.join(_TAKES)}")
     if unknown := [name for name in how if name not in _TAKES[mode]]:
         raise ValueError(f"mode {mode!r} takes no {unknown[0]}; it takes {', '.join(_TAKES[mode])}")
-    producer_named(producer)
+    producer_json(producer)
     full_summary = {"engine-name": "spark", "engine-version": df.sparkSession.version, **(summary or {})}
     if mode in (UPSERT, DELETE):
         return _changed(
             client, df, table, mode, {"branch": branch, "producer": producer, "summary": full_summary}, **how
         )
-    into = destination(client, table, mode, where=how.get("where", True), branch=branch)
+    into = open_destination(client, table, mode, where=how.get("where", True), branch=branch)
     check_fits(df.schema, into.target)
-    written = written_by(df, into.target, how.get("distribution"))
+    written = write_files(df, into.target, how.get("distribution"))
     answer = into.commit(client, written, producer=producer, summary=full_summary)
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
@@ -178,13 +178,13 @@ def _changed(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     row_mode: str | None = None,
-    way: str | None = None,
+    strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
     if keys is None and mode == UPSERT:
-        raise ValueError("say by which columns rows take the place of others: keys=[…]")
+        raise ValueError("name the key columns: keys=[…]")
     check_names(keys, columns)
     request = UpsertRequest(
         None if keys is None else tuple(keys),
@@ -192,17 +192,17 @@ def _changed(
         None if columns is None else tuple(columns),
         mode == DELETE,
         row_mode,
-        way,
+        strategy,
         read_snapshot_id,
     )
-    return change(client, df, table, request, attempts=attempts, driver_rows=driver_rows, **commit)
+    return commit_change(client, df, table, request, attempts=attempts, driver_rows=driver_rows, **commit)
 
 
-def written_by(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
+def write_files(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
     """Writes a DataFrame's rows to files by tasks, without a commit."""
-    spread = distributed(df, target, distribution)
-    results = results_of(spread.mapInArrow(partial(write_task, target), RESULT))
-    return WrittenFiles.joined(decoded(result) for result in results)
+    spread = distribute(df, target, distribution)
+    results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
+    return WrittenFiles.joined(decode_files(result) for result in results)
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -210,15 +210,15 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
     rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
     written = write_batches(target, rows)
     if written.files:
-        yield result_of(encoded(written))
+        yield encode_result(encode_files(written))
 
 
-def encoded(written: WrittenFiles) -> bytes:
+def encode_files(written: WrittenFiles) -> bytes:
     """The form of task results: JSON, as in the commit."""
     return json.dumps([written.files, written.index_files, written.skipped]).encode()
 
 
-def decoded(data: bytes) -> WrittenFiles:
+def decode_files(data: bytes) -> WrittenFiles:
     files, index_files, skipped = json.loads(data)
     return WrittenFiles(tuple(files), tuple(index_files), tuple((path, why) for path, why in skipped))
 
@@ -226,7 +226,7 @@ def decoded(data: bytes) -> WrittenFiles:
 # Distribution of rows to tasks
 
 
-def distributed(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
+def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
     """The rows, distributed as the table requires. ValueError for an unknown mode."""
     default = RANGE if target.sort_order.fields else HASH if target.spec.fields else NONE
     mode = distribution or target.properties.get(DISTRIBUTION, default)
@@ -237,7 +237,9 @@ def distributed(df: DataFrame, target: WriteTarget, distribution: str | None = N
     sorted_by = _sort_columns(target) if mode == RANGE else []
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
-    placed = df.mapInArrow(partial(with_place, target), spark_types.StructType([*df.schema.fields, _place_field()]))
+    placed = df.mapInArrow(
+        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _place_field()])
+    )
     # By the hash of the partition and, if there is one, the sort order: several tasks may then write a partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
 
@@ -246,7 +248,7 @@ def _place_field() -> spark_types.StructField:
     return spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
 
-def with_place(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Adds to each row a number that is equal for all rows of a partition."""
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)

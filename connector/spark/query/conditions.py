@@ -115,7 +115,7 @@ class Conditions:
     def __init__(self, catalyst: Catalyst) -> None:
         self._catalyst = catalyst
 
-    def said(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnPredicate | None:
+    def predicate(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnPredicate | None:
         """Of these columns alone, which have the ids of Spark's attributes."""
         found = _Reading(self._catalyst, columns).read(node, negated=False)
         return found if found is not None and len(found.sql) <= TEXT_MAX else None

@@ -23,7 +23,7 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.spark.query.catalyst import Catalyst, Node, items
 
 _MARK = "seamark~place~"
-PLACES_MAX = 64
+REFERENCES_MAX = 64
 _QUERY = frozenset(
     {"Aggregate", "Distinct", "Except", "Filter", "Generate", "GlobalLimit", "Intersect", "Join", "LateralJoin"}
     | {"LocalLimit", "LocalRelation", "Offset", "OneRowRelation", "PipeOperator", "Pivot", "Project"}
@@ -38,7 +38,7 @@ _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 """`TABLE t`, which takes no alias."""
 
 
-class Unread(Exception):
+class UnsupportedQuery(Exception):
     """Why a text is left alone."""
 
 
@@ -54,17 +54,17 @@ class TableReference(NamedTuple):
     """VERSION AS OF."""
 
 
-def places(catalyst: Catalyst, text: str) -> list[TableReference]:
+def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
     """Raises Unread."""
     if _MARK in text:
-        raise Unread(f"{_MARK} is a name of ours")
+        raise UnsupportedQuery(f"{_MARK} is a reserved name")
     found: list[TableReference] = []
     left: list[tuple[Node, tuple[str, str], Node]] = [(catalyst.parsed(text), ("", ""), None)]
     while left:
         node, above, parent = left.pop()
         kind = catalyst.kind(node)
         if kind not in _QUERY:
-            raise Unread(f"no query that is understood: {kind or 'unknown'}")
+            raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
             place = _place(catalyst, text, node, above, parent)
             found += [] if place is None else [place]
@@ -75,8 +75,8 @@ def places(catalyst: Catalyst, text: str) -> list[TableReference]:
             below.append(node.relation())
         left += [(one, (kind, above[0]), node) for one in below]
     found = sorted(set(found))
-    if len(found) > PLACES_MAX:
-        raise Unread(f"more than {PLACES_MAX} tables")
+    if len(found) > REFERENCES_MAX:
+        raise UnsupportedQuery(f"more than {REFERENCES_MAX} tables")
     return found
 
 
@@ -108,7 +108,7 @@ def _names(catalyst: Catalyst, text: str) -> tuple[str, ...] | None:
         return None
 
 
-def marked(text: str, found: Sequence[TableReference]) -> str:
+def insert_markers(text: str, found: Sequence[TableReference]) -> str:
     new = []
     for number, place in enumerate(found):
         new.append(Replacement(place.start, place.start, "("))
@@ -116,12 +116,12 @@ def marked(text: str, found: Sequence[TableReference]) -> str:
     return splice(text, new)
 
 
-def mark_of(alias: str) -> int | None:
+def marker_number(alias: str) -> int | None:
     """The number of the place that an alias is the mark of."""
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
-def renamed(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
+def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
     """Each place with the name of another table, catalog first."""
     new = []
     for place, name in names.items():

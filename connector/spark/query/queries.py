@@ -26,13 +26,20 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableAnswer, open_seamark
-from seamark.connector.plans.joins import Partner
-from seamark.connector.plans.plan_requests import Asking, used_joins
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark
+from seamark.connector.plans.joins import Dimension
+from seamark.connector.plans.plan_requests import PlanRequests, used_joins
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, all_of, any_of, spark_kind
-from seamark.connector.spark.query.name_positions import TableReference, Unread, mark_of, marked, places, renamed
+from seamark.connector.spark.query.name_positions import (
+    TableReference,
+    UnsupportedQuery,
+    find_references,
+    insert_markers,
+    marker_number,
+    replace_names,
+)
 from seamark.connector.spark.query.relations import Relation, Relations, TooLarge
 from seamark.metaserver.wire import PLAN_MARK
 
@@ -48,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RewrittenQuery:
-    """`statement` is None where the text is to be run as it came. `told`: what was done, in one line."""
+    """`statement` is None where the text is to be run as it came. `summary`: what was done, in one line."""
 
     statement: str | None
     summary: str
@@ -112,7 +119,7 @@ def rewritten(
     """The text over plan tables, which are made if there are none yet; nothing is run. Never fails."""
     try:
         return _Query(spark, text, args, lease_s, kept_max).rewritten()
-    except (Unread, TooLarge) as why:
+    except (UnsupportedQuery, TooLarge) as why:
         return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
         return RewrittenQuery(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
@@ -140,16 +147,16 @@ class _Query:
 
     def rewritten(self) -> RewrittenQuery:
         if any(self._spark.conf.get(name, None) for name in _SETTINGS):
-            raise Unread("the session reads a branch to be audited")
-        found = places(self._catalyst, self._text)
+            raise UnsupportedQuery("the session reads a branch to be audited")
+        found = find_references(self._catalyst, self._text)
         if not found:
-            raise Unread("no table")
+            raise UnsupportedQuery("no table")
         if self._catalyst.has_cached() and self._reads_cached():
-            raise Unread("it reads what the session has cached")
-        plan = _analyzed(_run(self._spark, marked(self._text, found), self._args))
+            raise UnsupportedQuery("it reads what the session has cached")
+        plan = _analyzed(_run(self._spark, insert_markers(self._text, found), self._args))
         scans = self._scans(found, plan)
         if not any(scan.predicate is not None or scan.joins for scan in scans.values()):
-            raise Unread("no table of a Seamark whose files could be left out")
+            raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
         return self._planned(found, scans)
 
     def _reads_cached(self) -> bool:
@@ -191,7 +198,7 @@ class _Query:
     def _find(self, plan: Node) -> None:
         """What the marks stand at. A table that is also read elsewhere, by a view, is left alone: it is read once."""
         catalyst, unmarked = self._catalyst, set()
-        for leaf, mark in catalyst.aliased(plan, mark_of):
+        for leaf, mark in catalyst.aliased(plan, marker_number):
             table = self._table(leaf)
             if table is None:
                 continue
@@ -217,7 +224,7 @@ class _Query:
             return Relation(mark, there)
         table = self._table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
-            raise Unread("its relations cannot be told apart")
+            raise UnsupportedQuery("its relations cannot be distinguished")
         return None
 
     def _table(self, leaf: Node) -> _Table | None:
@@ -251,55 +258,59 @@ class _Query:
 
     def _planned(self, found: Sequence[TableReference], scans: Mapping[int, Scan]) -> RewrittenQuery:
         marks: dict[joining.PlannedScan, int] = {}
-        plans: dict[joining.PlannedScan, PlanTableAnswer] = {}
-        partners: dict[joining.PlannedScan, tuple[Partner, ...]] = {}
+        plans: dict[joining.PlannedScan, PlanTableResponse] = {}
+        dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
         why = ""
         for catalog in sorted({self._tables[mark].catalog for mark in scans}):
             own = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
             places = {mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()}
             known = {(scan.catalog, scan.schema, scan.table): self._tables[mark].known for mark, scan in own.items()}
-            limits = joining.partners(places, known)
+            limits = joining.find_dimensions(places, known)
             made, reason = self._asked(catalog, list(places.values()), limits)
             marks |= {place: mark for mark, place in places.items()}
             plans |= made
-            partners |= limits
+            dimensions |= limits
             why = why or reason
         if not plans:
-            raise Unread(why or "plans keep too many of the files")
+            raise UnsupportedQuery(why or "plans keep too many of the files")
         names = {marks[place]: (place.catalog, *place.table[:-1], str(plan.name)) for place, plan in plans.items()}
         return RewrittenQuery(
-            renamed(self._text, {found[mark]: name for mark, name in names.items()}),
-            _told(plans, partners),
+            replace_names(self._text, {found[mark]: name for mark, name in names.items()}),
+            _told(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             {name: self._tables[mark].schema_id for mark, name in names.items()},
         )
 
     def _asked(
-        self, catalog: str, own: list[joining.PlannedScan], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
-    ) -> tuple[dict[joining.PlannedScan, PlanTableAnswer], str]:
+        self,
+        catalog: str,
+        own: list[joining.PlannedScan],
+        dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
+    ) -> tuple[dict[joining.PlannedScan, PlanTableResponse], str]:
         uri, token = self._setting(catalog, "uri"), self._setting(catalog, "token") or None
 
-        async def ask() -> tuple[dict[joining.PlannedScan, PlanTableAnswer], str]:
+        async def ask() -> tuple[dict[joining.PlannedScan, PlanTableResponse], str]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
-                asking = Asking(seamark, self._kept_max, until_s)
-                return await asking.plans(own, partners), asking.why
+                asking = PlanRequests(seamark, self._kept_max, until_s)
+                return await asking.plans(own, dimensions), asking.why
 
         with ThreadPoolExecutor(1) as pool:  # a notebook's thread has a loop of its own
             return pool.submit(asyncio.run, ask()).result()
 
 
 def _told(
-    plans: Mapping[joining.PlannedScan, PlanTableAnswer], partners: Mapping[joining.PlannedScan, tuple[Partner, ...]]
+    plans: Mapping[joining.PlannedScan, PlanTableResponse],
+    dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
 ) -> str:
-    told = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
+    counts = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
     used = [
         f"{'.'.join(place.table)}.{columns}:{keys}"
         for place, plan in plans.items()
-        for columns, keys in used_joins(partners.get(place, ()), plan)
+        for columns, keys in used_joins(dimensions.get(place, ()), plan)
     ]
-    return "; ".join(["rewritten", *told, *([f"joins={','.join(used)}"] if used else [])])
+    return "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])])
 
 
 def _analyzed(frame: DataFrame) -> Node:

@@ -1,7 +1,7 @@
 """Which rows of a query's tables can matter to its answer, read off the plan that Spark's analyser made of it.
 
 The rule kept: for each relation, rows for which its predicate is not true can be left out and the plan's rows stay the
-same, whatever the tables hold. So can rows that have no partner in one of its `joins`: no row of the other relation,
+same, whatever the tables hold. So can rows that have no match in one of its `joins`: no row of the other relation,
 for which that one's predicate is true (and its joins hold), that is equal and not null in all the columns.
 
 Two things are followed from the tables upwards, for each attribute (Spark's ids tell them apart):
@@ -187,7 +187,7 @@ class Relations:
         for part in self._catalyst.operands(condition, "And"):
             for target in self._reached(part, reach):
                 columns = {number: each[target] for number, each in reach.items() if target in each}
-                said = self._conditions.said(part, columns)
+                said = self._conditions.predicate(part, columns)
                 if said is not None:
                     target.parts.append(said)
             if self._catalyst.kind(part) == "EqualTo":

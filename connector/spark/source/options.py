@@ -9,7 +9,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 
 
-def server_of(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
+def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
     """The client and the table, from the options `uri` (by default SEAMARK_URL), `token` and `table`, whose names are
     in lower case. BadRequest if one is missing."""
     uri = options.get("uri") or os.environ.get("SEAMARK_URL")

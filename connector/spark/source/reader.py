@@ -30,10 +30,10 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
-from seamark.connector.read.scans import TaskReader, bound_filter, limited
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, with_rows
+from seamark.connector.read.scans import TaskReader, bound_filter, limit_batches
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
 from seamark.connector.spark.source.filters import expression_of
-from seamark.connector.spark.source.options import flag, server_of
+from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
 
@@ -83,10 +83,10 @@ class Options:
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(_OPTIONS))}")
-        client, table = server_of(options)
+        client, table = client_and_table(options)
         named = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(named) > 1:
-            raise BadRequest(f"{' and '.join(named)} are both given; say which snapshot in one way")
+            raise BadRequest(f"{' and '.join(named)} are both given; select the snapshot with one of them")
         at = At(
             snapshot_id=_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
@@ -96,7 +96,7 @@ class Options:
         start, end = _number(options, "start-snapshot-id"), _number(options, "end-snapshot-id")
         with_changes = flag(options, "changes", False)
         if end is not None and named:
-            raise BadRequest(f"{named[0]} and end-snapshot-id are both given; say which snapshot in one way")
+            raise BadRequest(f"{named[0]} and end-snapshot-id are both given; select the snapshot with one of them")
         return Options(
             client=client,
             table=table,
@@ -155,7 +155,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
         try:
             kind = special[name] if name not in by_name else spark_type(by_name[name].type)
         except ValueError as error:
-            raise BadRequest(f"Column {name}: {error}; leave it out by option('columns', …)") from None
+            raise BadRequest(f"Column {name}: {error}; exclude it with option('columns', …)") from None
         required = name in special or by_name[name].required
         fields.append(spark_types.StructField(name, kind, not required))
     return spark_types.StructType(fields)
@@ -165,7 +165,7 @@ def _special(with_changes: bool) -> dict[str, spark_types.DataType]:
     return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if with_changes else {})}
 
 
-def checked(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
+def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
     """The schema that Spark passes, which may come from the user. BadRequest if it does not match the table."""
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
@@ -214,7 +214,7 @@ class ReadTask(InputPartition):
     limit: int | None = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        return limited(self.rows.read(self.changes), self.limit)
+        return limit_batches(self.rows.read(self.changes), self.limit)
 
 
 class BatchReader(DataSourceReader):
@@ -231,7 +231,7 @@ class BatchReader(DataSourceReader):
         rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._changes()
         if options.limit is not None:
             return [ReadTask(rows, _enough(snapshot_changes, options.limit, self._where), options.limit)]
-        return parts_of(snapshot_changes, rows, options.split_bytes)
+        return split_tasks(snapshot_changes, rows, options.split_bytes)
 
     def _changes(self) -> Iterator[SnapshotChange]:
         options, table, client = self._options, self._table, self._options.client
@@ -245,7 +245,7 @@ class BatchReader(DataSourceReader):
             return (SnapshotChange(INSERT, task) for task in tasks)
         tasks = plan(client, table, self._where, least_rows=options.limit)
         if options.bitmaps:
-            tasks = with_rows(client, table, self._where, tasks)
+            tasks = restrict_to_rows(client, table, self._where, tasks)
         return (SnapshotChange(INSERT, task) for task in tasks)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -271,7 +271,9 @@ class StreamReader(DataSourceStreamReader):
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         if options.changes or options.limit is not None or (options.at.ref is None and options.at != CURRENT):
-            raise BadRequest("A stream takes no changes, limit, snapshot-id, end-snapshot-id or as-of")
+            raise BadRequest(
+                "A stream does not support the options changes, limit, snapshot-id, end-snapshot-id and as-of"
+            )
         self._options, self._table, self._schema = options, table, schema
         self._where = bound_filter(options.where, table)
 
@@ -299,7 +301,7 @@ class StreamReader(DataSourceStreamReader):
             self._check(table, first, last)
             tasks = plan_appends(options.client, table, first, last, self._where)
         rows = RowReader(table, self._schema, self._where)
-        return parts_of((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
+        return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
         """BadRequest if a snapshot deleted or rewrote rows, which a stream of rows cannot represent."""
@@ -307,8 +309,8 @@ class StreamReader(DataSourceStreamReader):
             operation = snapshot.summary_map().get(OPERATION)
             if operation not in (APPEND, REPLACE) and not self._options.skip_changes:
                 raise BadRequest(
-                    f"Snapshot {snapshot.snapshot_id} ({operation}) took rows away or wrote them anew, which a stream "
-                    "of appended rows cannot tell: pass over such by option('skip-changes', 'true'), or read changes"
+                    f"Snapshot {snapshot.snapshot_id} ({operation}) deleted or rewrote rows; a stream has only "
+                    "appended rows. Skip such snapshots with option('skip-changes', 'true'), or read the changes"
                 )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -338,7 +340,7 @@ def _enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expre
     return taken
 
 
-def parts_of(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
+def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
     """Tasks of about `split_bytes` bytes; smaller if there would be few tasks. Large files are split at row groups."""
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)

@@ -30,10 +30,10 @@ from pyspark.sql.types import StructType
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.spark.frames.writes import decoded, encoded
-from seamark.connector.spark.source.options import flag, server_of
+from seamark.connector.spark.frames.writes import decode_files, encode_files
+from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import check_fits
-from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, destination
+from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
@@ -67,14 +67,14 @@ class SinkOptions:
         known = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
         if unknown := sorted(options.keys() - known):
             raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {', '.join(sorted(OPTIONS))}")
-        client, table = server_of(options)
+        client, table = client_and_table(options)
         partitions = flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
-            raise BadRequest("replace-where and replace-partitions are of mode('overwrite')")
+            raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
         if partitions and "replace-where" in options:
-            raise BadRequest("replace-where and replace-partitions are both given; say in one way what is replaced")
+            raise BadRequest("replace-where and replace-partitions are both given; give one of them")
         mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
-        into = destination(
+        into = open_destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
         )
         check_fits(schema, into.target)
@@ -106,14 +106,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Spark creates a new writer for the commit, and the name may refer to another table now.
         table_uuid = self._options.into.target.table_uuid
         if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):
-            raise BadRequest("The table was replaced by another while rows were written for it; start the query again")
+            raise BadRequest("The table was replaced by another table while rows were written; start the query again")
         query = next(
             (message.query_id for message in messages if isinstance(message, SinkCommit) and message.query_id), None
         )
         if query is None and any(isinstance(message, SinkCommit) for message in messages):
             raise BadRequest(
-                "Spark does not tell which query this is, by which each batch is committed once; write its batches by "
-                "foreachBatch and seamark.spark.write(…, producer=(a name of the query, the batch's number))"
+                "Spark reports no id of this query, so Seamark cannot commit each batch exactly once; write batches "
+                "with foreachBatch and seamark.spark.write(…, producer=(name of the query, number of the batch))"
             )
         producer = None if query is None else (_PRODUCER_PREFIX + query, batchId)
         answer = self._options.into.commit(
@@ -134,17 +134,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if snapshot_id is None or max(later, default=number) > number:
             last = max(later, default="a later one")
             raise BadRequest(
-                f"Batch {number} of this query is in the table already, and was followed by others, up to {last}: the "
-                "checkpoint is older than the table, and the batch may have other rows now. Nothing was written. Go "
-                "on with the newest checkpoint; if that is lost, start with a new one, from where the table ends"
+                f"The table already has batch {number} of this query, and later batches up to {last}: the checkpoint "
+                "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
+                "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"
             )
 
 
 def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(_QUERY_ID)
-    return SinkCommit(encoded(write_batches(into.target, batches)), into.target.table_uuid, query)
+    return SinkCommit(encode_files(write_batches(into.target, batches)), into.target.table_uuid, query)
 
 
 def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
-    return WrittenFiles.joined(decoded(message.data) for message in messages if isinstance(message, SinkCommit))
+    return WrittenFiles.joined(decode_files(message.data) for message in messages if isinstance(message, SinkCommit))

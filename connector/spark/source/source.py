@@ -24,7 +24,7 @@ from seamark.connector.spark.source.reader import (
     FilteringReader,
     Options,
     StreamReader,
-    checked,
+    check_schema,
     schema_of,
 )
 from seamark.metaserver.deferred import Deferred
@@ -51,12 +51,12 @@ class SeamarkSource(DataSource):
         options = Options.of(self.options)
         opened = options.open()
         reader_class = FilteringReader if options.push_filters else BatchReader
-        return reader_class(options, opened, checked(schema, opened))
+        return reader_class(options, opened, check_schema(schema, opened))
 
     def streamReader(self, schema: spark_types.StructType) -> DataSourceStreamReader:  # noqa: N802
         options = Options.of(self.options)
         opened = options.open()
-        return StreamReader(options, opened, checked(schema, opened))
+        return StreamReader(options, opened, check_schema(schema, opened))
 
     def writer(self, schema: spark_types.StructType, overwrite: bool) -> DataSourceWriter:
         return sink.BatchWriter(sink.SinkOptions.of(self.options, schema, overwrite=overwrite, streaming=False))

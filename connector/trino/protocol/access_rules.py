@@ -30,14 +30,14 @@ TableName = tuple[str, str, str]
 
 
 class RuleDecision(Enum):
-    UNKNOWN = "what Trino's rules say is not known"
-    FREE = "no rule is in force"
-    QUIET = "rules are in force that change nothing"
-    FORBIDDEN = "a rule forbids to leave files out"
+    UNKNOWN = "the rules of Trino are unknown"
+    NO_RULES = "no rule is in force"
+    NO_EFFECT = "rules are in force that change nothing"
+    FORBIDDEN = "a rule forbids pruning"
 
 
 @dataclass(frozen=True)
-class Used:
+class PlanInputs:
     """What files were pruned by. `columns`: for each table that is read through a plan, and each table that limits it
     in a join. `limiting`: the latter tables. `views`: read through plan views. `explains`: the statement shows what is
     read."""
@@ -78,7 +78,7 @@ class _Query(msgspec.Struct, rename="camel"):
     session: _Session
 
 
-def judge(answer: bytes, used: Used) -> RuleDecision:
+def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
     """Decides by the answer to `GET /v1/query/{id}?pruned=true` for the rewritten statement."""
     try:
         query = msgspec.json.decode(answer, type=_Query)
@@ -92,11 +92,11 @@ def judge(answer: bytes, used: Used) -> RuleDecision:
     if any(_forbids(table, used) for table in tables):
         return RuleDecision.FORBIDDEN
     if not any(table.rules for table in tables):
-        return RuleDecision.FREE
-    return RuleDecision.FORBIDDEN if used.explains else RuleDecision.QUIET
+        return RuleDecision.NO_RULES
+    return RuleDecision.FORBIDDEN if used.explains else RuleDecision.NO_EFFECT
 
 
-def _forbids(table: _Table, used: Used) -> bool:
+def _forbids(table: _Table, used: PlanInputs) -> bool:
     if not table.rules:
         return False
     if table.name in used.views or PLAN_MARK in table.table:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 FAILURES_MAX = 5
-PATIENCE_S, PATIENCE_MAX_S = 1.0, 60.0
+BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0
 
 
 class Breaker:
@@ -19,7 +19,7 @@ class Breaker:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._failures = 0
-        self._patience_s = PATIENCE_S
+        self._backoff_s = BACKOFF_S
         self._open_until_s: float | None = None
         self._trial = False
 
@@ -27,24 +27,24 @@ class Breaker:
     def is_open(self) -> bool:
         return self._open_until_s is not None
 
-    def may_ask(self) -> bool:
-        """True if the call is allowed; the caller then reports its outcome: `succeeded` or `failed`."""
+    def allow_request(self) -> bool:
+        """True if the call is allowed; the caller then reports its outcome: `record_success` or `record_failure`."""
         if self._open_until_s is None:
             return True
         if self._now() < self._open_until_s:
             return False
         # This call is the trial. If it never reports an outcome, another trial is allowed after the same time.
-        self._open_until_s, self._trial = self._now() + self._patience_s, True
+        self._open_until_s, self._trial = self._now() + self._backoff_s, True
         return True
 
-    def succeeded(self) -> None:
-        self._failures, self._patience_s, self._open_until_s, self._trial = 0, PATIENCE_S, None, False
+    def record_success(self) -> None:
+        self._failures, self._backoff_s, self._open_until_s, self._trial = 0, BACKOFF_S, None, False
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         if self._open_until_s is not None and not self._trial:
             return  # a call from before the breaker opened
         self._failures += 1
         if self._trial:
-            self._patience_s = min(2 * self._patience_s, PATIENCE_MAX_S)
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
         if self._trial or self._failures >= FAILURES_MAX:
-            self._open_until_s, self._trial = self._now() + self._patience_s, False
+            self._open_until_s, self._trial = self._now() + self._backoff_s, False

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-OWN = "/seamark"
+PROXY_PATH = "/seamark"
 """The paths of the proxy itself; Trino has no paths below it."""
-_PREFIX = f"{OWN}/c/"
+_PREFIX = f"{PROXY_PATH}/c/"
 
 
-class NoSuchCoordinator(Exception):
+class UnknownCoordinator(Exception):
     """A path has the prefix of a coordinator that is not behind this proxy."""
 
 
@@ -40,34 +40,34 @@ class Coordinators:
     def __init__(self, urls: Sequence[str]) -> None:
         origins = [_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
-            raise ValueError(f"{', '.join(origins) or 'none'}: at least one coordinator is needed, and none twice")
+            raise ValueError(f"{', '.join(origins) or 'none'}: give at least one coordinator, and none twice")
         several = len(origins) > 1
         self.all = tuple(Coordinator(origin, _prefix(origin) if several else "") for origin in origins)
         self._by_prefix = {_prefix(coordinator.url): coordinator for coordinator in self.all}
         self._turn = itertools.count()
 
-    def in_turn(self) -> tuple[Coordinator, ...]:
+    def round_robin(self) -> tuple[Coordinator, ...]:
         """All coordinators, each time with the next coordinator first; the others are used if it cannot be reached."""
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
     def named(self, target: str) -> tuple[Coordinator | None, str]:
         """The coordinator that the path prefix names, None without a prefix; and the target without the prefix.
-        NoSuchCoordinator for an unknown prefix."""
+        UnknownCoordinator for an unknown prefix."""
         if not target.startswith(_PREFIX):
             return None, target
         end = target.find("/", len(_PREFIX))
         prefix, rest = (target, "/") if end < 0 else (target[:end], target[end:])
         coordinator = self._by_prefix.get(prefix)
         if coordinator is None:
-            raise NoSuchCoordinator(prefix.removeprefix(_PREFIX))
+            raise UnknownCoordinator(prefix.removeprefix(_PREFIX))
         return coordinator, rest
 
-    def of_page(self, referer: str) -> Coordinator | None:
+    def from_referer(self, referer: str) -> Coordinator | None:
         """The coordinator of a page: Trino's web console requests paths without the prefix of its page."""
         try:
             return self.named(urlsplit(referer).path)[0]
-        except (NoSuchCoordinator, ValueError):
+        except (UnknownCoordinator, ValueError):
             return None
 
 
@@ -80,10 +80,10 @@ def _origin(url: str) -> str:
     try:
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} is no address of a coordinator: {error}") from None
+        raise ValueError(f"{url!r} is not the URL of a coordinator: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no address of a coordinator: it begins with http:// or https://")
+        raise ValueError(f"{url!r} is not the URL of a coordinator: a URL starts with http:// or https://")
     if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(f"{url!r}: an address of a coordinator is a scheme, a host and a port, and nothing else")
+        raise ValueError(f"{url!r}: the URL of a coordinator has a scheme, a host and a port, and no other part")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")

@@ -49,7 +49,7 @@ _NOT_UP = (*_HOP_BY_HOP, *_OF_PROXIES, *map(istr, ("Host", "Expect", "X-Seamark"
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
-Passing = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
+ResponseHandler = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
 """Receives the coordinator, its answer, and the headers for the client."""
 _BODY_RATE_LEAST = 64 << 10
 """Bytes per second; each received byte extends the time limit of a client's body at this rate."""
@@ -152,7 +152,7 @@ class Forwarder:
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
 
-    def headers_up(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
+    def request_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """The headers that the coordinator receives."""
         headers = _without(request.headers, _NOT_UP)
         before = request.headers if self._trust else {}
@@ -176,14 +176,14 @@ class Forwarder:
         body: Body = None,
         *,
         extra_headers: Mapping[str, str] | None = None,
-        passing: Passing | None = None,
+        passing: ResponseHandler | None = None,
     ) -> web.StreamResponse:
         """Sends the request to the first coordinator that can be reached, and returns its answer with `extra_headers`.
         502 if none can be reached, or if the reached coordinator does not answer. `passing` replaces the unchanged
         return of the answer; the answer is then not compressed."""
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
-            headers = self.headers_up(request, coordinator)
+            headers = self.request_headers(request, coordinator)
             if passing is not None:
                 headers["Accept-Encoding"] = "identity"
             try:
@@ -193,21 +193,21 @@ class Forwarder:
                 unreached = error
                 continue
             except TimeoutError:
-                return failed(504, f"{coordinator} has not answered in {_READ_S:g} s")
+                return error_response(504, f"{coordinator} has not answered in {_READ_S:g} s")
             except aiohttp.ClientError as error:
                 _log.warning("coordinator did not answer", coordinator=str(coordinator), error=repr(error))
-                return failed(502, f"{coordinator} did not answer: {error or type(error).__name__}")
+                return error_response(502, f"{coordinator} did not answer: {error or type(error).__name__}")
             async with answer:
                 if passing is None:
                     return await _pass_back(request, answer, extra_headers or {})
                 try:
-                    return await passing(coordinator, answer, headers_down(answer, extra_headers or {}))
+                    return await passing(coordinator, answer, response_headers(answer, extra_headers or {}))
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    return failed(502, f"The answer broke off: {error or type(error).__name__}")
-        return failed(502, f"No coordinator can be reached: {unreached}")
+                    return error_response(502, f"The answer broke off: {error or type(error).__name__}")
+        return error_response(502, f"No coordinator can be reached: {unreached}")
 
 
-def headers_down(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
+def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
     """The headers that the client receives: the coordinator's and `extra_headers`."""
     headers = _without(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
@@ -218,11 +218,11 @@ def headers_down(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str
 async def _pass_back(
     request: web.BaseRequest, answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    headers = headers_down(answer, extra_headers)
+    headers = response_headers(answer, extra_headers)
     try:
         first = await answer.content.readany()
     except (aiohttp.ClientError, TimeoutError) as error:
-        return failed(502, f"The answer broke off before its body: {error or type(error).__name__}")
+        return error_response(502, f"The answer broke off before its body: {error or type(error).__name__}")
     if first and answer.content.at_eof():  # most answers are small and arrive in one packet
         headers.popall("Content-Length", None)
         return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=first)
@@ -238,12 +238,12 @@ async def _pass_back(
         _log.warning("answer broke off", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError("the coordinator's answer broke off") from error
+        raise ConnectionResetError("the coordinator's response ended early") from error
     await response.write_eof()
     return response
 
 
-async def rest_of(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
+async def read_rest(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
     """The whole body, of which `read` has already been read."""
     yield read
     async for chunk in content.iter_any():
@@ -263,7 +263,7 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
     return b"".join(parts), False
 
 
-def failed(status: int, why: str) -> web.Response:
+def error_response(status: int, why: str) -> web.Response:
     """An error answer of the proxy itself."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 

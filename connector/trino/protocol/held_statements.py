@@ -29,7 +29,7 @@ from yarl import URL
 from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
 
-LOOKED_AT_BYTES = 1 << 16
+INSPECTED_BYTES = 1 << 16
 """Maximum size of an answer that is decoded. A longer answer has rows."""
 _QUEUED = "/v1/statement/queued/"
 _BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
@@ -38,7 +38,7 @@ _TOO_LARGE = frozenset((400, 413, 414, 431))
 """HTTP statuses for a statement, or a header, that plan names made too long."""
 FORBIDDEN = "RULES"
 """An access rule of Trino is in force that forbids pruning."""
-UNREAD = "RULES_UNREAD"
+RULES_UNREAD = "RULES_UNREAD"
 """The access rules could not be read in time."""
 _RESOURCES = "INSUFFICIENT_RESOURCES"
 """The error type of statements that the cluster has no resources for; a second attempt would add load."""
@@ -65,7 +65,7 @@ class _Results(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class TrinoAnswer:
+class TrinoResponse:
     """An answer of Trino."""
 
     status: int
@@ -75,7 +75,7 @@ class TrinoAnswer:
     next_uri: str | None
     is_allowed: bool = False
     """Trino has planned the statement, so its sender is allowed to read its tables."""
-    verdict: RuleDecision = RuleDecision.UNKNOWN
+    decision: RuleDecision = RuleDecision.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,9 @@ class HeldStatement:
         self.next_uri: str | None = None
         """Where the statement continues; a cancellation is sent there, because the client does not have this URI."""
 
-    async def past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer | Failure:
+    async def wait_for_planning(
+        self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
+    ) -> TrinoResponse | Failure:
         """The answer to the client's POST. `first` is the coordinator's answer, `headers` its headers as the client
         receives them. aiohttp.ClientError if the connection breaks during `first`."""
         try:
@@ -117,7 +119,7 @@ class HeldStatement:
             if self._judging is not None:
                 self._judging.cancel()
 
-    async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer | Failure:
+    async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse | Failure:
         answer, results = await _first(first, headers)
         if answer.status in _TOO_LARGE:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
@@ -162,7 +164,7 @@ class HeldStatement:
         except (aiohttp.ClientError, TimeoutError):
             return RuleDecision.UNKNOWN
 
-    async def _apply_rules(self, answer: TrinoAnswer) -> TrinoAnswer | Failure:
+    async def _apply_rules(self, answer: TrinoResponse) -> TrinoResponse | Failure:
         if self._judge is None or answer.status != 200:
             return answer
         if self._judging is not None:
@@ -170,11 +172,11 @@ class HeldStatement:
         if self._verdict is RuleDecision.UNKNOWN:
             self._verdict = await self._read_rules()
         if self._verdict in (RuleDecision.UNKNOWN, RuleDecision.FORBIDDEN):
-            name = FORBIDDEN if self._verdict is RuleDecision.FORBIDDEN else UNREAD
+            name = FORBIDDEN if self._verdict is RuleDecision.FORBIDDEN else RULES_UNREAD
             return Failure(name, self._verdict.value, is_running=True)
-        return replace(answer, verdict=self._verdict)
+        return replace(answer, decision=self._verdict)
 
-    async def past_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoAnswer:
+    async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
         """The last answer of an unchanged query from the queue; it has no rows."""
         answer, _ = await _first(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
@@ -189,19 +191,19 @@ class HeldStatement:
         return answer
 
 
-async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[TrinoAnswer, _Results | None]:
+async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[TrinoResponse, _Results | None]:
     """The answer to a POST, complete. aiohttp.ClientError if the connection breaks."""
     async with response:
         body = await response.read()
     results = _results(response, body)
     next_uri = results.next_uri if results is not None else None
-    return TrinoAnswer(response.status, response.reason or "", headers, body, next_uri), results
+    return TrinoResponse(response.status, response.reason or "", headers, body, next_uri), results
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
     """The body, and its content: None if it is not an ordinary answer, or too long for an answer without rows."""
     async with response:
-        body, whole = await read_at_most(response.content, LOOKED_AT_BYTES)
+        body, whole = await read_at_most(response.content, INSPECTED_BYTES)
         if not whole:
             response.close()
     return body, _results(response, body) if whole else None

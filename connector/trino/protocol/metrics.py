@@ -7,7 +7,7 @@ import prometheus_client as prometheus
 _PLAN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Counts:
+class ProxyMetrics:
     def __init__(self) -> None:
         self.registry = registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter(

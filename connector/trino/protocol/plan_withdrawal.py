@@ -45,7 +45,7 @@ class _State:
     """Exists from the start of a withdrawal; set at its end. None while the plan is available."""
 
 
-class Withdrawing:
+class PlanWithdrawal:
     """Belongs to one event loop. `lease` calls the catalog: without seconds it renews, with 0 it withdraws."""
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:

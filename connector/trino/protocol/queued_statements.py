@@ -29,7 +29,7 @@ class _Waits:
     renewed_s: float
 
 
-class Waiting:
+class QueuedStatements:
     """Belongs to one event loop. The server renews a lease with less than half of `lease_s` left. A renewal every
     quarter of `lease_s` keeps each lease at least a quarter from its end."""
 
@@ -44,7 +44,7 @@ class Waiting:
         if query is not None and plans:
             self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
-    def due(self, target: str) -> Sequence[Plan]:
+    def plans_to_renew(self, target: str) -> Sequence[Plan]:
         """The plans to renew before a client's request for `target` is forwarded."""
         query = _queued(target) if len(self._waits) else None
         waits = self._waits.get(query) if query is not None else None

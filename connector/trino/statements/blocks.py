@@ -27,11 +27,11 @@ from seamark.connector.trino.statements.conditions import (
     Match,
     Place,
     all_of,
-    moved,
+    move,
     places_of,
     rejects_null,
 )
-from seamark.connector.trino.statements.scopes import Origin, Result, folded, is_exact
+from seamark.connector.trino.statements.scopes import Origin, Scope, canonical_name, is_exact
 
 _WHOLE = frozenset(("int", "long"))
 _Equal: TypeAlias = tuple[Place, Place]
@@ -69,7 +69,7 @@ def _inner(tree: Tree) -> tuple[list[Tree], list[JoinedSource]]:
 class BlockSource:
     """`name` qualifies its columns."""
 
-    result: Result
+    result: Scope
     name: str | None
 
 
@@ -84,7 +84,7 @@ class Block:
     passes: bool
     needs_rows: bool
     """If no row of the sources meets WHERE, the block has no row."""
-    inner: list[tuple[exp.Expr, Result]]
+    inner: list[tuple[exp.Expr, Scope]]
     """Subqueries in its expressions."""
     reader: ConditionReader
     _kinds: dict[str, str | None] = field(default_factory=dict)
@@ -121,12 +121,12 @@ class Block:
             return None
         return self.sources[number].result.origin([place[1] for place in places if place is not None])
 
-    def ask(self, wanted: Condition | None) -> None:
+    def push_down(self, wanted: Condition | None) -> None:
         for _, query in self.inner:
-            query.ask(None)
+            query.push_down(None)
         if self.tree is None:
             return
-        above = moved(wanted, lambda place: self._output(place[1])) if self.passes else None
+        above = move(wanted, lambda place: self._output(place[1])) if self.passes else None
         if self.where is not None:
             equal = self._equals(self.where)
             above = self._implied(all_of([self._held(self.where, equal), above]), equal)
@@ -136,7 +136,7 @@ class Block:
         """`wanted` is true for each row of the join that can change the result."""
         if isinstance(tree, int):
             alone = _restricted(wanted, frozenset({tree}))
-            self.sources[tree].result.ask(moved(alone, lambda place: (0, place[1])))
+            self.sources[tree].result.push_down(move(alone, lambda place: (0, place[1])))
         elif tree.keeps_left or tree.keeps_right:
             self._ask_outer(tree, wanted)
         else:
@@ -228,7 +228,7 @@ class Block:
             if isinstance(query, Block) and query.needs_rows:
                 yield from self._correlated(query)
 
-    def _query(self, node: exp.Expr) -> Result | None:
+    def _query(self, node: exp.Expr) -> Scope | None:
         return next((result for one, result in self.inner if one is node), None)
 
     def _correlated(self, query: Block) -> Iterator[Match]:
@@ -250,7 +250,7 @@ class Block:
         first = column.parts[0]
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
-        name = folded(first.name)
+        name = canonical_name(first.name)
         if len(column.parts) == 2 and self._qualified(name):
             return False
         return all(source.result.has(name) is False for source in self.sources)
@@ -293,7 +293,7 @@ class Block:
         parts = column.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 2:
             return None  # a schema or a field of a struct
-        names = [folded(part.name) for part in parts]
+        names = [canonical_name(part.name) for part in parts]
         return self._found(names[-1], *names[:-1])
 
     def _found(self, name: str, qualifier: str | None = None) -> Place | None:
@@ -346,7 +346,7 @@ def _comparable(one: str | None, other: str | None) -> bool:
     return is_exact(one) and (one == other or {one, other} == _WHOLE)
 
 
-def _matches(pairs: list[tuple[Place, str]], partner: Result) -> list[Match]:
+def _matches(pairs: list[tuple[Place, str]], partner: Scope) -> list[Match]:
     """A single match, in one row of the table, if all columns of the partner come from the same table."""
     found = partner.origin([column for _, column in pairs])
     if found is not None:
@@ -356,11 +356,11 @@ def _matches(pairs: list[tuple[Place, str]], partner: Result) -> list[Match]:
 
 
 def _at(condition: Condition, place: Place) -> Condition | None:
-    return moved(condition, lambda _: place)
+    return move(condition, lambda _: place)
 
 
 def _restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
-    return moved(condition, lambda place: place if place[0] in sources else None)
+    return move(condition, lambda place: place if place[0] in sources else None)
 
 
 def _is_plain(name: str) -> bool:
@@ -374,13 +374,15 @@ def _star(projection: exp.Expr) -> str | None:
         return ""
     if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
         qualifiers = projection.parts[:-1]
-        return folded(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"  # a table with its schema, or a struct
+        return (
+            canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
+        )  # a table with its schema, or a struct
     return None
 
 
 def _output_name(projection: exp.Expr) -> str | None:
     if isinstance(projection, exp.Alias):
-        return folded(projection.alias)
+        return canonical_name(projection.alias)
     if type(projection) is exp.Column or isinstance(projection, exp.Dot):
-        return folded(projection.name) or None
+        return canonical_name(projection.name) or None
     return None

@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias
 from sqlglot import exp
 
 from seamark.connector.plans.quotes import quoted_name, quoted_text
-from seamark.connector.trino.statements.literals import LiteralText, written
+from seamark.connector.trino.statements.literals import LiteralText, parse_literal
 
 Place: TypeAlias = tuple[int, str]
 """The number of a source within its block, and the name of a column."""
@@ -107,18 +107,18 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
     return next(iter(kept)) if len(kept) == 1 else Any(tuple(kept), size)
 
 
-def moved(condition: Condition | None, to: Move) -> Condition | None:
+def move(condition: Condition | None, to: Move) -> Condition | None:
     """The same said of other places; what has none is not said."""
-    return weakened(condition, lambda atom: atom.moved(to))
+    return weaken(condition, lambda atom: atom.moved(to))
 
 
-def weakened(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> Condition | None:
+def weaken(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> Condition | None:
     """With each atom as `keep` has it; None for one of which nothing is to be said."""
     match condition:
         case All(parts):
-            return all_of(weakened(part, keep) for part in parts)
+            return all_of(weaken(part, keep) for part in parts)
         case Any(parts):
-            return any_of(weakened(part, keep) for part in parts)
+            return any_of(weaken(part, keep) for part in parts)
         case None:
             return None
     return keep(condition)
@@ -154,12 +154,12 @@ def sql_of(condition: Condition, name: Callable[[Place], str]) -> str:
         case Any(parts):
             return "(" + " OR ".join(sql_of(part, name) for part in parts) + ")"
         case Match():
-            raise ValueError("a match has no SQL of its own")
+            raise ValueError("a match cannot be written as SQL")
     return f"{condition.before}{quoted_name(name(condition.place))}{condition.after}"
 
 
 class ConditionReader:
-    """Reads conditions of one statement. `casts_decimal`: see `literals.written`."""
+    """Reads conditions of one statement. `casts_decimal`: see `literals.parse_literal`."""
 
     def __init__(self, *, casts_decimal: bool) -> None:
         self._casts_decimal = casts_decimal
@@ -224,7 +224,7 @@ class ConditionReader:
         return None
 
     def _written(self, node: exp.Expr) -> LiteralText | None:
-        return written(node, casts_decimal=self._casts_decimal)
+        return parse_literal(node, casts_decimal=self._casts_decimal)
 
     def _compared(self, node: exp.Expr, op: str, resolve: Resolve) -> ColumnComparison | None:
         literal = self._written(node.expression)

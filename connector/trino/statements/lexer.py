@@ -34,7 +34,7 @@ _BEGINNINGS = frozenset({"SELECT", "WITH", "(", "TABLE", "VALUES"})
 _OPTIONS = frozenset({"FORMAT", "TYPE"})
 
 
-class Unclear(Exception):
+class UnsupportedStatement(Exception):
     """The statement is not fully understood, so nothing of it is touched."""
 
 
@@ -52,7 +52,7 @@ class Token(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Inner:
+class QueryText:
     """A query's text without its comments, and where it stands."""
 
     text: str
@@ -64,7 +64,7 @@ class Inner:
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecuteStatement:
     """`EXECUTE name USING …`. `parameters`: as written, in their order, comments left out."""
 
     name: str
@@ -78,7 +78,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise Unclear
+            raise UnsupportedStatement
         kind = str(match.lastgroup)
         if kind not in ("comment", "space"):
             found.append(Token(kind, match[0], at, match.end()))
@@ -86,7 +86,7 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     return tuple(found)
 
 
-def inner_query(statement: str, parameters: Sequence[str] = ()) -> Inner:
+def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
     """The query that `statement` asks for. `parameters` stand for its question marks, where it is a prepared one.
 
     Raises Unclear for every other statement.
@@ -101,24 +101,24 @@ def inner_query(statement: str, parameters: Sequence[str] = ()) -> Inner:
             tokens = tokens[_closing(tokens, 0) + 1 :]
     if _words(tokens, 2) == ("EXECUTE", "IMMEDIATE"):
         if len(tokens) < 3 or tokens[2].kind != "string" or parameters:
-            raise Unclear
+            raise UnsupportedStatement
         parameters = _using(tokens[3:])
         text, unquoted = _unquoted(tokens[2])
         return replace(_filled(text, tokens_of(text), unquoted, parameters), quoted=True)
     return _filled(text, tokens, places, parameters)
 
 
-def beginning(statement: str, parameters: Sequence[str] = ()) -> tuple[int, bool]:
+def with_position(statement: str, parameters: Sequence[str] = ()) -> tuple[int, bool]:
     """Where the first of a query's named subqueries stands, or would stand, in `statement`; and whether there is one,
     so that WITH stands before the place. Raises Unclear."""
-    inner = inner_query(statement, parameters)
+    inner = extract_query(statement, parameters)
     tokens = inner.tokens
     has_with = tokens[0].word == "WITH"
     first = tokens[0] if not has_with else tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
     return inner.places[first.start], has_with
 
 
-def executed(statement: str) -> Executed | None:
+def parse_execute(statement: str) -> ExecuteStatement | None:
     """Which prepared statement is executed, plainly or below EXPLAIN; None for any other statement."""
     try:
         tokens = tokens_of(statement)
@@ -126,8 +126,8 @@ def executed(statement: str) -> Executed | None:
             tokens = tokens[1:]
         if _words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _words(tokens, 2)[1] == "IMMEDIATE":
             return None
-        return Executed(name_of(tokens[1]), _using(tokens[2:]))
-    except Unclear:
+        return ExecuteStatement(name_of(tokens[1]), _using(tokens[2:]))
+    except UnsupportedStatement:
         return None
 
 
@@ -137,7 +137,7 @@ def name_of(token: Token) -> str:
         return token.text
     if token.kind == "quoted":
         return token.text[1:-1].replace('""', '"')
-    raise Unclear
+    raise UnsupportedStatement
 
 
 def _words(tokens: Sequence[Token], count: int) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def _closing(tokens: Sequence[Token], opening: int) -> int:
         depth -= tokens[number].word in (")", "]")
         if depth == 0:
             return number
-    raise Unclear
+    raise UnsupportedStatement
 
 
 def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
     if not tokens:
         return ()
     if tokens[0].word != "USING" or len(tokens) < 2:
-        raise Unclear
+        raise UnsupportedStatement
     parameters: list[list[str]] = [[]]
     number = 1
     while number < len(tokens):
@@ -186,16 +186,16 @@ def _unquoted(token: Token) -> tuple[str, list[int]]:
     return "".join(text), [*places, token.end - 1]
 
 
-def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameters: Sequence[str]) -> Inner:
+def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameters: Sequence[str]) -> QueryText:
     """The query from its first token on; parameters that are plain literals stand where their question marks did.
 
     Others stay question marks, which no predicate is made of.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
-        raise Unclear
+        raise UnsupportedStatement
     marks = [token for token in tokens if token.word == "?"]
     if len(marks) != len(parameters):
-        raise Unclear
+        raise UnsupportedStatement
     given = dict(zip(marks, parameters, strict=True))
     blank = [character if character in "\r\n" else " " for character in text]
     for token in tokens:
@@ -210,9 +210,9 @@ def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameter
     if not cut:
         shift = tokens[0].start
         moved = tuple(Token(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
-        return Inner("".join(blank[shift:]), moved, places[shift:])
+        return QueryText("".join(blank[shift:]), moved, places[shift:])
     query = "".join([*cut, *blank[kept:]])
-    return Inner(query, tokens_of(query), [*origin, *places[kept:]])
+    return QueryText(query, tokens_of(query), [*origin, *places[kept:]])
 
 
 def is_plain(parameter: str) -> bool:

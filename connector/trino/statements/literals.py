@@ -59,14 +59,14 @@ class LiteralText:
         return self.value
 
 
-def written(node: exp.Expr | None, *, casts_decimal: bool) -> LiteralText | None:
+def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> LiteralText | None:
     """None for what is no plain literal.
 
     `casts_decimal`: what looks like `DECIMAL '1.5'` may have been `CAST('1.5' AS DECIMAL)`, which is 2.
     """
     match node:
         case exp.Paren():
-            return written(node.this, casts_decimal=casts_decimal)
+            return parse_literal(node.this, casts_decimal=casts_decimal)
         case exp.Null():
             return LiteralText("null", "NULL")
         case exp.Boolean():
@@ -74,7 +74,7 @@ def written(node: exp.Expr | None, *, casts_decimal: bool) -> LiteralText | None
         case exp.Literal():
             return LiteralText("text", str(node.this)) if node.is_string else _number(str(node.this))
         case exp.Neg():
-            inner = written(node.this, casts_decimal=casts_decimal)
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
             if inner.kind == "integer":  # Trino may read the sign as a part of the number
@@ -83,10 +83,10 @@ def written(node: exp.Expr | None, *, casts_decimal: bool) -> LiteralText | None
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
         case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
-            inner = written(node.this, casts_decimal=casts_decimal)
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
             return _date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
-            return _cast(written(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
+            return _cast(parse_literal(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
     return None
 
 
@@ -175,13 +175,13 @@ def _cast(given: LiteralText | None, to: exp.DataType, casts_decimal: bool) -> L
 
 def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> LiteralText | None:
     """Of numbers, and of dates and intervals."""
-    left = written(node.this, casts_decimal=casts_decimal)
+    left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None
     sign = -1 if isinstance(node, exp.Sub) else 1
     if isinstance(node.expression, exp.Interval):
         return _later(left, node.expression, sign) if left.kind == "date" else None
-    right = written(node.expression, casts_decimal=casts_decimal)
+    right = parse_literal(node.expression, casts_decimal=casts_decimal)
     kinds = {left.kind, right.kind} if right is not None else set()
     if right is None or not kinds <= {"integer", "decimal"}:
         return None

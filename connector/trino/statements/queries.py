@@ -14,24 +14,24 @@ from sqlglot import exp
 
 from seamark.connector.trino.statements.blocks import Block, BlockSource, JoinedSource, Tree
 from seamark.connector.trino.statements.conditions import ConditionReader
-from seamark.connector.trino.statements.lexer import Unclear
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
 from seamark.connector.trino.statements.scopes import (
     Columns,
-    Combined,
-    Cut,
-    Named,
-    Renamed,
-    Result,
+    NamedQuery,
+    PushdownBarrier,
+    RenamedColumns,
+    Scope,
+    SetOperation,
     Table,
-    Unknown,
-    With,
-    folded,
+    UnknownRelation,
+    WithClause,
+    canonical_name,
 )
 
 Names: TypeAlias = tuple[str | None, str | None, str]
 """Catalog, schema and table of a reference, in lower case; None: the session's."""
 ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
-_Visible: TypeAlias = Mapping[str, Named]
+_Visible: TypeAlias = Mapping[str, NamedQuery]
 
 _CUTS = ("order", "limit", "offset")
 _BELOW = ("group", "having", "limit", "offset", "distinct", "windows")
@@ -47,16 +47,17 @@ _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in (
 
 
 class Queries:
-    """Those of one statement. `tables`: what is stored; what is asked of each is known after the query's `ask`."""
+    """Those of one statement. `tables`: what is stored; what is asked of each is known after the query's
+    `push_down`."""
 
     def __init__(self, columns_of: ColumnsOf, reader: ConditionReader) -> None:
         self.tables: list[Table] = []
         self.columns_of = columns_of
         self._reader = reader
 
-    def read(self, node: exp.Expr, visible: _Visible) -> Result:
+    def read(self, node: exp.Expr, visible: _Visible) -> Scope:
         """A query. Raises Unclear."""
-        body: Callable[[exp.Expr, _Visible], Result]
+        body: Callable[[exp.Expr, _Visible], Scope]
         match node:
             case exp.Select():
                 allowed, body = _SELECT, self._block
@@ -67,7 +68,7 @@ class Queries:
             case exp.Values():
                 return hidden(node, visible)
             case _:
-                raise Unclear
+                raise UnsupportedStatement
         _check(node, allowed)
         clause = node.args.get("with_")
         if clause is None:
@@ -78,40 +79,40 @@ class Queries:
             _check(one, frozenset(("this", "alias")))
             name, columns = _alias(one)
             if name is None:
-                raise Unclear
+                raise UnsupportedStatement
             result = self.read(one.this, known)
-            named.append(Named(Renamed(result, columns) if columns else result))
+            named.append(NamedQuery(RenamedColumns(result, columns) if columns else result))
             known[name] = named[-1]
-        return With(body(node, known), tuple(named))
+        return WithClause(body(node, known), tuple(named))
 
-    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Result]]:
+    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Scope]]:
         """The queries that stand in expressions."""
         return [(query, self.read(query, visible)) for one in expressions for query in _queries_in(one)]
 
-    def _cut(self, result: Result, cuts: list[exp.Expr], visible: _Visible) -> Result:
-        return Cut((result, *(inner for _, inner in self.within(cuts, visible)))) if cuts else result
+    def _cut(self, result: Scope, cuts: list[exp.Expr], visible: _Visible) -> Scope:
+        return PushdownBarrier((result, *(inner for _, inner in self.within(cuts, visible)))) if cuts else result
 
-    def _enclosed(self, node: exp.Expr, visible: _Visible) -> Result:
+    def _enclosed(self, node: exp.Expr, visible: _Visible) -> Scope:
         return self._cut(self.read(node.this, visible), _given(node, _CUTS), visible)
 
-    def _set(self, node: exp.Expr, visible: _Visible) -> Result:
-        both = Combined(self.read(node.this, visible), self.read(node.expression, visible))
+    def _set(self, node: exp.Expr, visible: _Visible) -> Scope:
+        both = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
         return self._cut(both, _given(node, _CUTS), visible)
 
-    def _block(self, node: exp.Expr, visible: _Visible) -> Result:
+    def _block(self, node: exp.Expr, visible: _Visible) -> Scope:
         distinct, where, clause = (node.args.get(one) for one in ("distinct", "where", "from_"))
         if distinct is not None and _given(distinct, distinct.args):
-            raise Unclear  # DISTINCT ON
+            raise UnsupportedStatement  # DISTINCT ON
         for one in node.expressions:
             star = one.this if type(one) is exp.Column else one
             if isinstance(one, exp.Aliases) or (isinstance(star, exp.Star) and _given(star, star.args)):
-                raise Unclear
+                raise UnsupportedStatement
         tables = _From(self, visible)
         if clause is not None:
             _check(clause, frozenset(("this",)))
             tables.tree = tables.joined(tables.relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
-            raise Unclear
+            raise UnsupportedStatement
         expressions = [*node.expressions, *tables.conditions, *_given(node, ("where", "order", *_BELOW))]
         passes = _passes(node) and not any(one.find(exp.Window) for one in expressions)
         return Block(
@@ -143,14 +144,14 @@ class _From:
             _check(join, _JOIN)
             side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
             on = join.args.get("on")
-            using = [folded(one.name) for one in join.args.get("using") or []]
+            using = [canonical_name(one.name) for one in join.args.get("using") or []]
             right = self.relation(join.this)
             if not (side or kind or on or using):
                 parts.append(right)
                 continue
             outer = _OUTER.get((side, kind))
             if outer is None and (side, kind) not in _INNER:
-                raise Unclear
+                raise UnsupportedStatement
             if on is not None:
                 self.conditions.append(on)
             left = parts.pop()
@@ -167,16 +168,16 @@ class _From:
         if _is_bracket(node):
             if not _given(node, set(node.args) - {"this", "joins"}):
                 return self.joined(self.relation(node.this), joins)
-            result: Result = hidden(node, self._visible)  # a join with a name
+            result: Scope = hidden(node, self._visible)  # a join with a name
         else:
             result = self._result(node)
         name, columns = _alias(node)
         if name is None and isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-            name = folded(node.name)
-        self.sources.append(BlockSource(Renamed(result, columns) if columns else result, name))
+            name = canonical_name(node.name)
+        self.sources.append(BlockSource(RenamedColumns(result, columns) if columns else result, name))
         return self.joined(len(self.sources) - 1, joins)
 
-    def _result(self, node: exp.Expr) -> Result:
+    def _result(self, node: exp.Expr) -> Scope:
         match node:
             case exp.Table():
                 return self._table(node)
@@ -184,14 +185,14 @@ class _From:
                 return self._queries.read(node, self._visible)
             case exp.Unnest() | exp.Lateral() | exp.Values():
                 return hidden(node, self._visible)
-        raise Unclear
+        raise UnsupportedStatement
 
-    def _table(self, node: exp.Table) -> Result:
+    def _table(self, node: exp.Table) -> Scope:
         _check(node, _TABLE)
         parts = node.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
             return hidden(node, self._visible)
-        names = [folded(part.name) for part in parts]
+        names = [canonical_name(part.name) for part in parts]
         version, sample = node.args.get("version"), node.args.get("sample")
         named = self._visible.get(names[0]) if len(names) == 1 else None
         if named is not None and version is None and sample is None:
@@ -234,13 +235,13 @@ def is_snapshot(version: exp.Expr) -> bool:
     return plain and str(version.this).upper() == "VERSION" and version.args.get("kind") == "AS OF"
 
 
-def hidden(node: exp.Expr, visible: _Visible) -> Result:
+def hidden(node: exp.Expr, visible: _Visible) -> Scope:
     """What is not looked into. A name of WITH that may be used in it is read whole."""
     for one in node.find_all(exp.Identifier):
         used = visible.get(one.name.lower())
         if used is not None:
-            used.ask(None)
-    return Unknown()
+            used.push_down(None)
+    return UnknownRelation()
 
 
 def _is_bracket(node: exp.Expr) -> bool:
@@ -259,12 +260,12 @@ def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     if alias is None:
         return None, ()
     if not isinstance(alias, exp.TableAlias):
-        raise Unclear
+        raise UnsupportedStatement
     _check(alias, frozenset(("this", "columns")))
     columns = alias.args.get("columns") or []
     if not all(isinstance(one, exp.Identifier) for one in (alias.this, *columns)):
-        raise Unclear
-    return folded(alias.name), tuple(folded(one.name) for one in columns)
+        raise UnsupportedStatement
+    return canonical_name(alias.name), tuple(canonical_name(one.name) for one in columns)
 
 
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
@@ -275,7 +276,7 @@ def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
         if isinstance(node, exp.Select | exp.SetOperation | exp.Subquery):
             yield node
         elif isinstance(node, exp.Table):
-            raise Unclear
+            raise UnsupportedStatement
         else:
             left.extend(node.iter_expressions())
 
@@ -291,4 +292,4 @@ def _given(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
 def _check(node: exp.Expr, allowed: frozenset[str]) -> None:
     """Raises Unclear where it has a part that is not `allowed`."""
     if _given(node, set(node.args) - allowed):
-        raise Unclear
+        raise UnsupportedStatement

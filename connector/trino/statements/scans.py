@@ -39,12 +39,12 @@ from seamark.connector.trino.statements.conditions import (
     Match,
     places_of,
     sql_of,
-    weakened,
+    weaken,
 )
-from seamark.connector.trino.statements.lexer import Inner, Unclear, inner_query
+from seamark.connector.trino.statements.lexer import QueryText, UnsupportedStatement, extract_query
 from seamark.connector.trino.statements.literals import LOCAL, ZONED
 from seamark.connector.trino.statements.queries import ColumnsOf, Queries
-from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Result, Table, folded
+from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name
 
 STATEMENT_MAX = 200_000
 PREDICATE_MAX = 100_000
@@ -53,7 +53,7 @@ _TRINO = Dialect.get_or_raise("trino")
 _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
 
 
-def scans(
+def find_scans(
     statement: str,
     *,
     columns_of: ColumnsOf = lambda _: None,
@@ -68,44 +68,44 @@ def scans(
     """
     try:
         inner, queries, result = _read(statement, columns_of, parameters)
-        result.ask(None)
+        result.push_down(None)
         places = _Places(inner)
         found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
-    except (Unclear, RecursionError):
+    except (UnsupportedStatement, RecursionError):
         return ()
     found.sort(key=lambda one: one[1].start)
     numbers = {table: number for number, (table, _) in enumerate(found)}
     return tuple(replace(scan, joins=_joins(table, numbers)) for table, scan in found)
 
 
-def kinds(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
+def result_types(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
     """The Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
         _, _, result = _read(statement, columns_of, ())
         found = {column: result.kind(column) for column in columns}
-    except (Unclear, RecursionError):
+    except (UnsupportedStatement, RecursionError):
         return {}
     return {column: kind for column, kind in found.items() if kind is not None}
 
 
-def version(scan: Scan, snapshot_id: int) -> Replacement:
+def read_at_snapshot(scan: Scan, snapshot_id: int) -> Replacement:
     """Makes the scan read this snapshot of its table. The table name and its alias stay."""
     start, end = scan.version_span or (scan.end, scan.end)
     clause = f"FOR VERSION AS OF {snapshot_id}"
     return Replacement(start, end, clause if scan.version_span else f" {clause}")
 
 
-def replacement(scan: Scan, name: str) -> Replacement:
+def read_from_view(scan: Scan, name: str) -> Replacement:
     """Replaces a scan without FOR VERSION by the view `name` of the same schema; an alias may follow it."""
     text = quoted_name(name) + (scan.alias_needed or "")
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
 
-def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[Inner, Queries, Result]:
+def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[QueryText, Queries, Scope]:
     """Raises Unclear."""
     if len(statement) > STATEMENT_MAX:
-        raise Unclear
-    inner = inner_query(statement, parameters)
+        raise UnsupportedStatement
+    inner = extract_query(statement, parameters)
     tree = _parsed(inner)
     casts_decimal = any(
         one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
@@ -114,25 +114,25 @@ def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> t
     return inner, queries, queries.read(tree, {})
 
 
-def _parsed(inner: Inner) -> exp.Expr:
+def _parsed(inner: QueryText) -> exp.Expr:
     """Raises Unclear, also if sqlglot's tokens of the text differ from Trino's."""
     try:
         words = _TRINO.tokenize(inner.text)
         trees = _TRINO.parser().parse(words, inner.text)
     except (SqlglotError, ValueError, TypeError, AttributeError, LookupError):
-        raise Unclear from None  # a bug of sqlglot must fail no statement
+        raise UnsupportedStatement from None  # a bug of sqlglot must fail no statement
     starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
-        raise Unclear
+        raise UnsupportedStatement
     if len(trees) != 1 or trees[0] is None:
-        raise Unclear
+        raise UnsupportedStatement
     return trees[0]
 
 
 class _Places:
     """The positions of table references in the statement."""
 
-    def __init__(self, inner: Inner) -> None:
+    def __init__(self, inner: QueryText) -> None:
         self._inner = inner
         self._number = {token.start: number for number, token in enumerate(inner.tokens)}
         tokens = inner.tokens
@@ -145,7 +145,7 @@ class _Places:
 
     def scan(self, table: Table, utc: bool) -> Scan | None:
         """None if the name cannot be replaced."""
-        names = [folded(part.name) for part in table.node.parts]
+        names = [canonical_name(part.name) for part in table.node.parts]
         numbers = [self._number.get(part.meta.get("start", -1)) for part in table.node.parts]
         tokens, places = self._inner.tokens, self._inner.places
         if any(number is None for number in numbers):
@@ -191,7 +191,7 @@ def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
             return None
         return atom if utc or _zoneless(atom, columns) else None
 
-    condition = weakened(table.asked, kept)
+    condition = weaken(table.predicate, kept)
     text = None if condition is None else sql_of(condition, lambda place: place[1])
     if condition is None or text is None or len(text) > PREDICATE_MAX:
         return None, frozenset()
@@ -199,10 +199,10 @@ def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
 
 
 def _joins(table: Table, numbers: Mapping[Table, int]) -> tuple[Join, ...]:
-    asked = table.asked
+    predicate = table.predicate
     found = dict.fromkeys(
         Join(numbers[part.of], tuple((place[1], column) for place, column in part.pairs))
-        for part in (asked.parts if isinstance(asked, All) else (asked,))
+        for part in (predicate.parts if isinstance(predicate, All) else (predicate,))
         if isinstance(part, Match) and isinstance(part.of, Table) and part.of is not table and part.of in numbers
     )
     return tuple(found)

@@ -18,8 +18,8 @@ from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.trino.statements.conditions import Condition, Place, any_of, moved
-from seamark.connector.trino.statements.lexer import Unclear
+from seamark.connector.trino.statements.conditions import Condition, Place, any_of, move
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
 
 Columns: TypeAlias = Mapping[str, str]
 """The columns of a table in lower case, with their Iceberg types."""
@@ -35,18 +35,18 @@ def is_exact(kind: str | None) -> bool:
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
 
 
-def folded(name: str) -> str:
+def canonical_name(name: str) -> str:
     """The name as Trino compares it, quoted or not (trinodb/trino#17). Unclear if Trino's methods give two results."""
     low = name.lower()
     if not name.isascii():
         # Java's equalsIgnoreCase converts each character to upper case first; toLowerCase does not.
         upper = [one.upper() if len(one.upper()) == 1 else one for one in name]
         if "".join(one.lower() if len(one.lower()) == 1 else one for one in upper) != low:
-            raise Unclear
+            raise UnsupportedStatement
     return low
 
 
-class Result(Protocol):
+class Scope(Protocol):
     """The rows of a query, of a table, or of another relation in FROM."""
 
     def has(self, column: str) -> bool | None:
@@ -62,18 +62,18 @@ class Result(Protocol):
         """The stored table and columns that these columns come from: for each row without nulls in them, a row of the
         table has the same values. None if there is no such table."""
 
-    def ask(self, wanted: Condition | None) -> None:
+    def push_down(self, wanted: Condition | None) -> None:
         """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its places are
         (0, column)."""
 
 
 @dataclass(eq=False)
 class Table:
-    """A reference to a stored table. `asked`, once all is pushed down, is true for each row that is needed."""
+    """A reference to a stored table. `predicate`, once all is pushed down, is true for each row that is needed."""
 
     node: exp.Table
     columns: Columns | None
-    asked: Condition | None = None
+    predicate: Condition | None = None
 
     def has(self, column: str) -> bool | None:
         return None if self.columns is None else column in self.columns
@@ -88,15 +88,15 @@ class Table:
         known = self.columns or {}
         return (self, tuple(columns)) if all(is_exact(known.get(one)) for one in columns) else None
 
-    def ask(self, wanted: Condition | None) -> None:
-        self.asked = wanted
+    def push_down(self, wanted: Condition | None) -> None:
+        self.predicate = wanted
 
 
 Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 """A table and its column names."""
 
 
-class Unknown:
+class UnknownRelation:
     """Rows without any information: VALUES, UNNEST, a function, a table at an earlier time."""
 
     def has(self, column: str) -> None:
@@ -111,15 +111,15 @@ class Unknown:
     def origin(self, columns: Sequence[str]) -> None:
         return None
 
-    def ask(self, wanted: Condition | None) -> None:
+    def push_down(self, wanted: Condition | None) -> None:
         return None
 
 
 @dataclass
-class Cut:
+class PushdownBarrier:
     """Rows that are counted or ordered: no condition is pushed below."""
 
-    inner: tuple[Result, ...]
+    inner: tuple[Scope, ...]
     """The first input names the columns."""
 
     def has(self, column: str) -> bool | None:
@@ -134,20 +134,20 @@ class Cut:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.inner[0].origin(columns)
 
-    def ask(self, wanted: Condition | None) -> None:
+    def push_down(self, wanted: Condition | None) -> None:
         for one in self.inner:
-            one.ask(None)
+            one.push_down(None)
 
 
 @dataclass
-class Combined:
+class SetOperation:
     """UNION, INTERSECT or EXCEPT, ALL or not: a condition on a column is pushed to the same column of both inputs.
 
     Only if both have the same type: otherwise the column is converted, and the converted value is compared.
     """
 
-    left: Result
-    right: Result
+    left: Scope
+    right: Scope
 
     def has(self, column: str) -> bool | None:
         return self.left.has(column)
@@ -156,25 +156,25 @@ class Combined:
         return self.left.names()
 
     def kind(self, column: str) -> str | None:
-        name = same_place(column, self.left.names(), self.right.names())
+        name = same_position(column, self.left.names(), self.right.names())
         kind = None if name is None else self.left.kind(column)
         return kind if name is not None and is_exact(kind) and self.right.kind(name) == kind else None
 
     def origin(self, columns: Sequence[str]) -> None:
         return None
 
-    def ask(self, wanted: Condition | None) -> None:
-        both = moved(wanted, lambda place: place if self.kind(place[1]) is not None else None)
+    def push_down(self, wanted: Condition | None) -> None:
+        both = move(wanted, lambda place: place if self.kind(place[1]) is not None else None)
 
         def on_right(place: Place) -> Place | None:
-            name = same_place(place[1], self.left.names(), self.right.names())
+            name = same_position(place[1], self.left.names(), self.right.names())
             return None if name is None else (0, name)
 
-        self.left.ask(both)
-        self.right.ask(moved(both, on_right))
+        self.left.push_down(both)
+        self.right.push_down(move(both, on_right))
 
 
-def same_place(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
+def same_position(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
     """The name in `others` at the position of `column` in `names`; None if one of the two is not there exactly once."""
     if names is None or others is None or len(names) != len(others) or names.count(column) != 1:
         return None
@@ -183,10 +183,10 @@ def same_place(column: str, names: Sequence[str | None] | None, others: Sequence
 
 
 @dataclass
-class Renamed:
+class RenamedColumns:
     """Rows whose columns are renamed by position: `AS t (a, b)`."""
 
-    inner: Result
+    inner: Scope
     columns: tuple[str, ...]
 
     def has(self, column: str) -> bool | None:
@@ -203,24 +203,24 @@ class Renamed:
         names = [name for one in columns if (name := self._before(one)) is not None]
         return self.inner.origin(names) if len(names) == len(columns) else None
 
-    def ask(self, wanted: Condition | None) -> None:
+    def push_down(self, wanted: Condition | None) -> None:
         def inside(place: Place) -> Place | None:
             name = self._before(place[1])
             return None if name is None else (0, name)
 
-        self.inner.ask(moved(wanted, inside))
+        self.inner.push_down(move(wanted, inside))
 
     def _before(self, column: str) -> str | None:
         """The inner name of the column; None if the name is ambiguous."""
-        return same_place(column, self.columns, self.inner.names())
+        return same_position(column, self.columns, self.inner.names())
 
 
 @dataclass
-class Named:
+class NamedQuery:
     """A name in WITH. Its query gets one condition, after all its uses have added theirs."""
 
-    inner: Result
-    wishes: list[Condition | None] = field(default_factory=list)
+    inner: Scope
+    collected: list[Condition | None] = field(default_factory=list)
     _known: dict[str, bool | None] = field(default_factory=dict)
     _kinds: dict[str, str | None] = field(default_factory=dict)
     """Cache: names that use other names twice would need exponential time."""
@@ -241,19 +241,19 @@ class Named:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.inner.origin(columns)
 
-    def ask(self, wanted: Condition | None) -> None:
-        self.wishes.append(wanted)
+    def push_down(self, wanted: Condition | None) -> None:
+        self.collected.append(wanted)
 
-    def settle(self) -> None:
-        self.inner.ask(any_of(self.wishes))
+    def push_collected(self) -> None:
+        self.inner.push_down(any_of(self.collected))
 
 
 @dataclass
-class With:
+class WithClause:
     """A query and the names in its WITH; each name may use the names before it."""
 
-    body: Result
-    named: tuple[Named, ...]
+    body: Scope
+    named: tuple[NamedQuery, ...]
 
     def has(self, column: str) -> bool | None:
         return self.body.has(column)
@@ -267,7 +267,7 @@ class With:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.body.origin(columns)
 
-    def ask(self, wanted: Condition | None) -> None:
-        self.body.ask(wanted)
+    def push_down(self, wanted: Condition | None) -> None:
+        self.body.push_down(wanted)
         for one in reversed(self.named):
-            one.settle()
+            one.push_collected()

@@ -20,7 +20,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.scan import Scan
 from seamark.connector.trino.statements.queries import Names
-from seamark.connector.trino.statements.scans import kinds, scans
+from seamark.connector.trino.statements.scans import find_scans, result_types
 from seamark.connector.trino.statements.scopes import Columns
 
 _CACHE_BYTES = 8 << 20
@@ -44,10 +44,10 @@ class StatementText:
 @dataclass(frozen=True, slots=True)
 class ReadStatement:
     scans: tuple[Scan, ...]
-    asked: tuple[Names, ...] = ()
+    table_names: tuple[Names, ...] = ()
     """Tables whose columns could tell more."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Of `StatementText.columns`, as `scans.kinds` has them."""
+    """Of `StatementText.columns`, as `scans.result_types` has them."""
 
 
 _Key = tuple[StatementText, tuple[tuple[str, str], ...]]
@@ -92,18 +92,18 @@ class StatementReader:
 
 
 def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadStatement:
-    asked: list[Names] = []
+    table_names: list[Names] = []
 
     def columns_of(names: Names) -> Columns | None:
-        asked.append(names)
+        table_names.append(names)
         return tables.get(names)
 
     try:
         if text.columns:
-            told = kinds(text.text, text.columns, columns_of=columns_of)
-            return ReadStatement((), tuple(asked), told)
-        found = scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
+            column_types = result_types(text.text, text.columns, columns_of=columns_of)
+            return ReadStatement((), tuple(table_names), column_types)
+        found = find_scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
         _log.warning("a statement was not read", error=repr(error))
         return ReadStatement(())
-    return ReadStatement(found, tuple(asked))
+    return ReadStatement(found, tuple(table_names))

@@ -24,8 +24,8 @@ from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import Refused
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
-from seamark.connector.plans.joins import Partner, PlannedScan
-from seamark.connector.plans.plan_requests import Asking, Plans, without
+from seamark.connector.plans.joins import Dimension, PlannedScan
+from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scans
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.trino.statements.queries import Names
 from seamark.connector.trino.statements.scopes import COMPUTED
@@ -41,12 +41,12 @@ _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
 _LEFT_ALONE_S = 60.0
 """How long a name that is no supported view, or was refused, is not requested again."""
-Named: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
+ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
 """The catalog and table that a name in a view's text refers to; None if it is in no configured catalog."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class LoadedView:
     """A view, and the tables that the names in its text refer to."""
 
     view: View
@@ -54,25 +54,25 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ViewDefinitions:
     """The current definitions for one statement: views, and the columns of tables and views."""
 
-    views: Mapping[Name, Opened]
+    views: Mapping[Name, LoadedView]
     known: Mapping[Name, KnownTable]
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ExpandedView:
     """A reference to a view and its contents: `tables` and `views` are references in the view's text."""
 
     place: PlannedScan
     view: View
     tables: tuple[PlannedScan, ...]
     views: tuple[PlannedScan, ...]
-    partners: Mapping[PlannedScan, tuple[Partner, ...]]
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 
 
-def over_text(text: str, name: str, predicate: str) -> str:
+def plan_view_query(text: str, name: str, predicate: str) -> str:
     """The statement of a plan view with this name."""
     return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
 
@@ -85,7 +85,7 @@ def predicate_of(place: PlannedScan) -> str:
 class Views:
     """The cached view definitions. Belongs to one event loop."""
 
-    def __init__(self, seamark: Seamark, reader: StatementReader, named: Named) -> None:
+    def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
         self._seamark = seamark
         self._reader = reader
         self._named = named
@@ -94,7 +94,7 @@ class Views:
 
     # View definitions
 
-    async def learn(self, names: Collection[Name], asking: Asking, until_s: float) -> bool:
+    async def load(self, names: Collection[Name], asking: PlanRequests, until_s: float) -> bool:
         """Loads the views among `names`, which are no tables, and the views nested in them. True if there was a new
         view. TimeoutError."""
         learned = 0
@@ -115,15 +115,15 @@ class Views:
                 break
         return learned > 0
 
-    async def behind(self, names: Iterable[Name], until_s: float) -> dict[Name, Opened]:
+    async def cached(self, names: Iterable[Name], until_s: float) -> dict[Name, LoadedView]:
         """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
-        found: dict[Name, Opened] = {}
+        found: dict[Name, LoadedView] = {}
         for name in names:
             await self._open_behind(name, (), found, until_s)
         return found
 
     async def _open_behind(
-        self, name: Name, above: tuple[Name, ...], found: dict[Name, Opened], until_s: float
+        self, name: Name, above: tuple[Name, ...], found: dict[Name, LoadedView], until_s: float
     ) -> None:
         view = None if self._is_left_alone(name) else self._known.get(name)
         if view is None or name in found or name in above or len(above) >= DEPTH_MAX or len(found) >= VIEWS_MAX:
@@ -133,7 +133,9 @@ class Views:
             await self._open_behind(one, (*above, name), found, until_s)
         found[name] = opened
 
-    async def see(self, names: Iterable[Name], views: Mapping[Name, Opened], asking: Asking, until_s: float) -> Seen:
+    async def definitions(
+        self, names: Iterable[Name], views: Mapping[Name, LoadedView], asking: PlanRequests, until_s: float
+    ) -> ViewDefinitions:
         """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
         that is no table, is added to `missing`. TimeoutError."""
         tables = {*names, *(name for one in views.values() for _, name in one.named.values())} - views.keys()
@@ -149,13 +151,13 @@ class Views:
         asking.missing.update(name for name in found if name not in known)
         for name in views.keys() & found.keys() - same.keys():
             self._known.discard(name)
-        return Seen(same, known)
+        return ViewDefinitions(same, known)
 
-    async def _open(self, view: View, until_s: float) -> Opened:
-        asked = (await self._reader.read(_text(view), {}, until_s)).asked
-        return Opened(view, {names: one for names in asked if (one := self._named(names, view)) is not None})
+    async def _open(self, view: View, until_s: float) -> LoadedView:
+        table_names = (await self._reader.read(_text(view), {}, until_s)).table_names
+        return LoadedView(view, {names: one for names in table_names if (one := self._named(names, view)) is not None})
 
-    async def _columns(self, opened: Opened, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
+    async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
         """The view's columns. `COMPUTED` are those to which no condition may be pushed."""
         view, tables = opened.view, _told(opened, known)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
@@ -169,15 +171,17 @@ class Views:
 
     # Tables behind views
 
-    async def look(self, views: Mapping[int, PlannedScan], seen: Seen, until_s: float, *, utc: bool) -> list[Looked]:
+    async def expand(
+        self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
+    ) -> list[ExpandedView]:
         """The tables and views behind these scans of a statement, recursively, the outermost first. TimeoutError."""
-        looked: list[Looked] = []
+        looked: list[ExpandedView] = []
         left = deque(views.items())
         while left and len(looked) < VIEWS_MAX:
             number, place = left.popleft()
             opened, within = seen.views[place.table], (*place.within, number)
             known = _told(opened, seen.known)
-            text = over_text(opened.view.text, place.table[-1], predicate_of(place))
+            text = plan_view_query(opened.view.text, place.table[-1], predicate_of(place))
             reading = await self._reader.read(StatementText(text, utc=utc), known, until_s)
             places = {}
             for behind, scan in enumerate(reading.scans):
@@ -186,8 +190,8 @@ class Views:
                     places[behind] = PlannedScan(scan, *opened.named[names], within=within)
             tables = {behind: one for behind, one in places.items() if one.table not in seen.views}
             inner = {behind: one for behind, one in places.items() if one.table in seen.views}
-            partners = joining.partners(tables, known)
-            looked.append(Looked(place, opened.view, tuple(tables.values()), tuple(inner.values()), partners))
+            dimensions = joining.find_dimensions(tables, known)
+            looked.append(ExpandedView(place, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions))
             left.extend(inner.items() if len(within) < DEPTH_MAX else ())
         return looked
 
@@ -195,11 +199,11 @@ class Views:
 
     async def plan_views(
         self,
-        looked: Sequence[Looked],
+        looked: Sequence[ExpandedView],
         plans: Plans,
         places: Sequence[PlannedScan],
-        partners: Mapping[PlannedScan, tuple[Partner, ...]],
-        asking: Asking,
+        dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
+        asking: PlanRequests,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
         """Plan views for `reader`, of the views that have `plans` behind them, and the plans that stay valid: tables
@@ -214,11 +218,11 @@ class Views:
             )
             names |= {place: view for place, view in made.items() if view is not None}
             asking.made.update((place.table, view.plan_id) for place, view in made.items() if view is not None)
-            names, plans = _settled(used, names, plans, places, partners)
+            names, plans = _settled(used, names, plans, places, dimensions)
         return names, plans
 
     async def _made(
-        self, looked: Looked, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
+        self, looked: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
         """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
         name = looked.place.table
@@ -263,7 +267,7 @@ def _settled(
     names: dict[PlannedScan, PlanView],
     plans: Plans,
     places: Sequence[PlannedScan],
-    partners: Mapping[PlannedScan, tuple[Partner, ...]],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> tuple[dict[PlannedScan, PlanView], Plans]:
     """Removes plan views until each has all that it `used`; what a removed view used is removed too."""
     while True:
@@ -272,10 +276,10 @@ def _settled(
         if not gone and len(good) == len(names):
             return names, plans
         names = {view: name for view, name in good.items() if view not in gone}
-        plans = without([at for at in gone if at in plans], plans, places, partners)
+        plans = drop_scans([at for at in gone if at in plans], plans, places, dimensions)
 
 
-def _told(opened: Opened, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
+def _told(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
     """The known tables, by the names in the view's text."""
     return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
 

@@ -88,7 +88,7 @@ class TokenGrant(msgspec.Struct, forbid_unknown_fields=True):
     namespace: _Levels = ()
 
 
-class NewToken(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class CreateTokenRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     name: str
     expires_in_s: Annotated[
         int | None, msgspec.Meta(description="Null or absent: no expiry.", extra_json_schema={"minimum": 1})
@@ -101,7 +101,7 @@ class NewToken(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     ] = None
 
 
-class NewGrant(msgspec.Struct, forbid_unknown_fields=True):
+class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     principal: Annotated[str, msgspec.Meta(description=_PRINCIPAL)]
     role: _RoleName
     namespace: _Levels = ()
@@ -143,8 +143,8 @@ async def list_tokens(call: Call) -> dict[str, Any]:
         _FORBIDDEN,
         ResponseSpec(409, "A valid token of this name exists"),
     ),
-).takes(NewToken)
-async def create(call: Call, body: NewToken) -> dict[str, Any]:
+).takes(CreateTokenRequest)
+async def create(call: Call, body: CreateTokenRequest) -> dict[str, Any]:
     grants = None
     if body.grants is not None:
         grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
@@ -204,8 +204,8 @@ async def list_grants(call: Call) -> dict[str, Any]:
     check=Check.SOMEWHERE,
     tags=("access",),
     answers=(ResponseSpec(204, "Given"), ResponseSpec(403, "Needs the role admin on that namespace")),
-).takes(NewGrant)
-async def add_grant(call: Call, body: NewGrant) -> None:
+).takes(AddGrantRequest)
+async def add_grant(call: Call, body: AddGrantRequest) -> None:
     grant = make_grant(body.principal, body.role, body.namespace)
     call.allow(grant.namespace)
     await call.app[STORE].transact([SaveGrant(grant)])

@@ -28,7 +28,7 @@ from seamark.metaserver.commit.changes.change import (
     read_request,
 )
 from seamark.metaserver.commit.native.group_commit import CommitResult
-from seamark.metaserver.commit.publication import moved_on
+from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id
@@ -183,7 +183,7 @@ COMMITTED_SCHEMA: dict[str, Any] = {
     is_idempotent=True,
     body=_BODY,
     answers=(
-        ResponseSpec(200, "The change is committed", {"$ref": "#/components/schemas/Committed"}),
+        ResponseSpec(200, "The change is committed", {"$ref": "#/components/schemas/CommitResult"}),
         ResponseSpec(400, "The change does not fit the table, or contradicts itself"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The change conflicts with a commit after its read snapshot; nothing was changed"),
@@ -219,7 +219,7 @@ async def _located(call: Call, response: web.Response, namespace: NamespacePath,
     except NotFound:
         entry = None
     if entry is None or entry.uuid != recorded["table-uuid"]:
-        raise moved_on(namespace, name)
+        raise pointer_moved(namespace, name)
     return json_answer({**recorded, _LOCATION: entry.metadata_location})
 
 

@@ -49,7 +49,7 @@ REPORT_SCHEMA: dict[str, Any] = {
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
 
 
-class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
+class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
     namespace: Annotated[list[str] | None, doc("A new namespace.")] = None
     name: Annotated[str | None, doc("A new name.")] = None
 
@@ -65,7 +65,7 @@ class UndropBody(msgspec.Struct, forbid_unknown_fields=True):
         Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
         *PAGING,
     ),
-    answers=(ResponseSpec(200, "One page, in order of dropping", page_schema("dropped", "Dropped")),),
+    answers=(ResponseSpec(200, "One page, in order of dropping", page_schema("dropped", "DroppedEntry")),),
 )
 async def list_dropped(call: Call) -> dict[str, Any]:
     namespace = call.query.get("namespace")
@@ -88,8 +88,8 @@ async def list_dropped(call: Call) -> dict[str, Any]:
         _NOT_FOUND,
         ResponseSpec(409, "The name is taken"),
     ),
-).takes(UndropBody)
-async def undrop(call: Call, change: UndropBody) -> dict[str, Any]:
+).takes(UndropRequest)
+async def undrop(call: Call, change: UndropRequest) -> dict[str, Any]:
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
     dropped = call.app[CATALOG].dropped

@@ -139,7 +139,7 @@ async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
 
 
 def _holder(request: web.Request) -> str:
-    """Who has a turn among others: the principal, of a stranger the address."""
+    """The client in whose queue a body waits: the principal, or the address of an unauthenticated client."""
     principal = request.get(PRINCIPAL)
     return f"address {request.remote}" if principal is None else principal.name
 

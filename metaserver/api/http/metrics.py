@@ -160,12 +160,12 @@ class ServerMetrics:
             elif status < 300:
                 self._commit_children["committed"].inc()
 
-    def committed_together(self, changes: int) -> None:
+    def observe_group(self, changes: int) -> None:
         """Counts a group of changes of one table that were committed in one transaction."""
         self.commit_groups.inc()
         self.commit_changes.inc(changes)
 
-    def collided(self, reason: str) -> None:
+    def observe_conflict(self, reason: str) -> None:
         """Counts a refused change. `reason` must be from a bounded set."""
         self._collisions.labels(reason).inc()
 
@@ -178,7 +178,7 @@ class ServerMetrics:
         """The jobs that wait or run now."""
         self._jobs_queued.set(count)
 
-    def plans_refused(self, since_start: Mapping[str, int]) -> None:
+    def observe_refused_plan(self, since_start: Mapping[str, int]) -> None:
         """How many there were by now, by what was exhausted: names of a bounded set."""
         for exhausted, count in since_start.items():
             self._plans_refused.labels(exhausted).inc(count - self._refused_until_now.get(exhausted, 0))

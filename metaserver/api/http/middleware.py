@@ -86,7 +86,7 @@ class _RequestPipeline:
             shown = shown and (written or response.status not in (401, 403))
         elif shown and response.status == 401:
             self._unrouted.due(clock.now_ms())
-            shown = self._unrouted.is_written("", request.remote or "", stranger=True)
+            shown = self._unrouted.is_written("", request.remote or "", unauthenticated=True)
         seconds = clock.monotonic() - started
         self._metrics.observe(described.operation, response.status, seconds, error)
         if shown:

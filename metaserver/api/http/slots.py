@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 
 
-class Bound:
+class HolderLimit:
     """`limit` in total, and `share` for each holder. The holder None has no share: only the limit applies."""
 
     def __init__(self, what: str, limit: int, share: int) -> None:
@@ -55,7 +55,7 @@ class Bound:
         assert all(0 < held <= self.share for held in self._held.values())
 
 
-class Turns:
+class FairLock:
     """One of all at a time, and one of each holder in the queue for it: who sends much waits for its own."""
 
     def __init__(self) -> None:
@@ -74,16 +74,16 @@ class Bounds:
     """The limits of one worker."""
 
     def __init__(self, *, requests: int, watchers: int, body_bytes: int) -> None:
-        self.working = Bound("requests at once", requests, max(1, requests // 2))
-        self.reading = Bound("requests that send their bodies", requests, max(1, requests // 2))
-        self.logging_in = Bound("concurrent logins", requests, max(1, requests // 2))
-        self.tokens = Bound("requests for tokens at once", requests, max(1, requests // 4))
+        self.working = HolderLimit("requests at once", requests, max(1, requests // 2))
+        self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))
+        self.logging_in = HolderLimit("concurrent logins", requests, max(1, requests // 2))
+        self.tokens = HolderLimit("requests for tokens at once", requests, max(1, requests // 4))
         # The timeline refuses more than `watchers`; its reads that do not wait are few and short.
-        self.watching = Bound("watchers", watchers + requests, max(1, watchers // 2))
-        self.bodies = Bound("bytes of bodies", body_bytes, max(1, body_bytes // 2))
-        self.parsing = Turns()
+        self.watching = HolderLimit("watchers", watchers + requests, max(1, watchers // 2))
+        self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
+        self.parsing = FairLock()
         """Large bodies are parsed one at a time."""
-        self.inflating = Turns()
+        self.inflating = FairLock()
         """Compressed bodies are inflated one step at a time."""
 
     def check_invariants(self) -> None:
@@ -101,12 +101,12 @@ class RequestSlot:
         self._bounds = bounds
         self._holder = holder
         self._own = getattr(bounds, kind)
-        self._bound: Bound | None = None
+        self._bound: HolderLimit | None = None
         self._bytes = 0
         self._move(self._own)
 
     def begin_reading(self) -> None:
-        """The body is being received. RetryLater and TooManyRequests as for `Bound`."""
+        """The body is being received. RetryLater and TooManyRequests as for `HolderLimit`."""
         if self._own is not self._bounds.tokens:  # unauthenticated requests must not delay the bodies of others
             self._move(self._bounds.reading)
 
@@ -129,7 +129,7 @@ class RequestSlot:
             self._bounds.bodies.release(self._holder, self._bytes)
             self._bytes = 0
 
-    def _move(self, bound: Bound) -> None:
+    def _move(self, bound: HolderLimit) -> None:
         if self._bound is not None:
             self._bound.release(self._holder)
             self._bound = None

@@ -70,7 +70,7 @@ class WrittenIndexFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class RegisterBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class RegisterIndexFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     index_files: Annotated[list[WrittenIndexFile], doc(f"1 to {REGISTERED_MAX}.")]
     replaces: Annotated[
         list[str],
@@ -81,11 +81,11 @@ class RegisterBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     ] = []
 
 
-class StartBody(msgspec.Struct, forbid_unknown_fields=True):
-    exclusive: Annotated[bool, doc("Only if no other build of the index is under way.")] = False
+class StartBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
+    exclusive: Annotated[bool, doc("Only if no other build of the index is running.")] = False
 
 
-class FinishBody(msgspec.Struct, forbid_unknown_fields=True):
+class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
     outcome: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["completed", "rolled-back"]})] = "completed"
     reason: Annotated[str | None, doc("Why it was rolled back.")] = None
 
@@ -113,8 +113,8 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
         NO_INDEX,
         ResponseSpec(409, "The request is exclusive and another build of the index runs"),
     ),
-).takes(StartBody)
-async def start_index_build(call: Call, body: StartBody) -> dict[str, Any]:
+).takes(StartBuildRequest)
+async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
     name, table = call.names[1], await load(call)
     definition = defined_index(table.metadata, name)
     if not definition.enabled:
@@ -264,8 +264,8 @@ def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[d
         _NO_BUILD,
         _ENDED,
     ),
-).takes(RegisterBody)
-async def register_index_files(call: Call, body: RegisterBody) -> dict[str, Any]:
+).takes(RegisterIndexFilesRequest)
+async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> dict[str, Any]:
     if max(len(body.index_files), len(body.replaces)) > REGISTERED_MAX:
         raise BadRequest(f"The request has more than {REGISTERED_MAX} index files; send them in several requests")
     if not body.index_files:
@@ -288,8 +288,8 @@ async def register_index_files(call: Call, body: RegisterBody) -> dict[str, Any]
     body_size=BodySize.MEDIUM,
     is_body_optional=True,
     answers=(_ONE, _NO_BUILD, _ENDED),
-).takes(FinishBody)
-async def finish_index_build(call: Call, body: FinishBody) -> dict[str, Any]:
+).takes(FinishBuildRequest)
+async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, Any]:
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")

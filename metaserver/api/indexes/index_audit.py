@@ -42,13 +42,13 @@ _LEFT_OUT_MAX = 100
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class AuditedBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class RecordAuditRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     index_files: Annotated[Count, doc("Index files that were verified.")]
     damaged: Annotated[Count, doc("How many of them were not right.")] = 0
     size_in_bytes: Count = 0
 
 
-class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
+class QuarantineIndexFileRequest(msgspec.Struct, forbid_unknown_fields=True):
     location: Annotated[str, doc("Of a registered index file of this index.")]
     reason: Annotated[str, doc("What is wrong with it.")]
     check: Annotated[bool, doc("Only if the server, which reads the whole file, finds it damaged or gone, too.")] = (
@@ -56,13 +56,13 @@ class QuarantineBody(msgspec.Struct, forbid_unknown_fields=True):
     )
 
 
-class QuarantinedFile(msgspec.Struct):
+class QuarantineIndexFileResponse(msgspec.Struct):
     location: str
     state: IndexFileState
     reason: str | None
 
 
-class RecordedAudit(msgspec.Struct, rename="kebab"):
+class RecordAuditResponse(msgspec.Struct, rename="kebab"):
     id: str
     audited_ms: int
 
@@ -75,18 +75,18 @@ class RebuiltIndex(msgspec.Struct, rename="kebab"):
     size_in_bytes: int
 
 
-class LeftOutFile(msgspec.Struct):
+class SkippedIndexFile(msgspec.Struct):
     location: str
     reason: str
 
 
-class RebuiltRegistry(msgspec.Struct, rename="kebab"):
+class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
     folder: Annotated[str, doc("That was looked through.")]
     known: Annotated[int, doc("Files in it that the registry lists, in any state.")]
     registered: Annotated[list[RebuiltIndex], doc("By index, what plans use from now on.")]
     redundant: Annotated[int, doc("Sound ones that describe nothing that others do not describe, too.")]
     left_out: Annotated[
-        list[LeftOutFile],
+        list[SkippedIndexFile],
         doc(f"What is no index file of this table that can be used; the first {_LEFT_OUT_MAX}."),
     ]
     left_out_files: int
@@ -112,12 +112,12 @@ class _FolderFile(NamedTuple):
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The state of the index file", QuarantinedFile),
+        ResponseSpec(200, "The state of the index file", QuarantineIndexFileResponse),
         ResponseSpec(400, "The reason is missing"),
         ResponseSpec(404, "No such table or index, or no such index file of it"),
     ),
-).takes(QuarantineBody)
-async def quarantine_index_file(call: Call, body: QuarantineBody) -> QuarantinedFile:
+).takes(QuarantineIndexFileRequest)
+async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) -> QuarantineIndexFileResponse:
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
     table = await load(call)
@@ -129,7 +129,7 @@ async def quarantine_index_file(call: Call, body: QuarantineBody) -> Quarantined
     else:
         await call.app[REGISTRY].quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
     file = _registered(await load(call), definition, body.location)
-    return QuarantinedFile(file.location, file.state, file.reason)
+    return QuarantineIndexFileResponse(file.location, file.state, file.reason)
 
 
 def _registered(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
@@ -148,9 +148,9 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
     "Records that all live index files of an index were verified, so that the next audit is due later",
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
-    answers=(ResponseSpec(200, "The instant `auditing` on the table's timeline", RecordedAudit), NO_INDEX),
-).takes(AuditedBody)
-async def record_index_audit(call: Call, body: AuditedBody) -> RecordedAudit:
+    answers=(ResponseSpec(200, "The instant `auditing` on the table's timeline", RecordAuditResponse), NO_INDEX),
+).takes(RecordAuditRequest)
+async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
     table = await load(call)
     definition = defined_index(table.metadata, call.names[1])
     clock = call.app[CLOCK]
@@ -179,7 +179,7 @@ async def record_index_audit(call: Call, body: AuditedBody) -> RecordedAudit:
     )
     await call.app[STORE].transact([RecordInstant(instant=instant)])
     call.app[TIMELINE].notify()
-    return RecordedAudit(instant.id, now_ms)
+    return RecordAuditResponse(instant.id, now_ms)
 
 
 @Route(
@@ -190,12 +190,12 @@ async def record_index_audit(call: Call, body: AuditedBody) -> RecordedAudit:
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The registered files; a repeat registers nothing", RebuiltRegistry),
+        ResponseSpec(200, "The registered files; a repeat registers nothing", RebuildRegistryResponse),
         NO_INDEX,
         ResponseSpec(413, f"The folder holds more than {FOLDER_FILES_MAX:,} files"),
     ),
 )
-async def rebuild_index_registry(call: Call) -> RebuiltRegistry:
+async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     table = await load(call)
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     known = {file.location for file in table.registered.files}
@@ -214,12 +214,12 @@ async def rebuild_index_registry(call: Call) -> RebuiltRegistry:
         if needed:
             await _register(call, table, definition, needed)
             registered.append(_shown(definition, needed))
-    return RebuiltRegistry(
+    return RebuildRegistryResponse(
         folder=folder,
         known=sum(info.location in known for info in listed),
         registered=registered,
         redundant=redundant,
-        left_out=[LeftOutFile(location, why) for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]],
+        left_out=[SkippedIndexFile(location, why) for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]],
         left_out_files=len(left_out),
     )
 

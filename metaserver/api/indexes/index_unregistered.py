@@ -32,12 +32,12 @@ SECONDS_MAX = 20.0
 """The time limit for searching snapshots; entries that were not reached count as referenced."""
 
 
-class UnheldBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class UnreferencedFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     index_files: Annotated[list[str], doc("Locations.")]
 
 
-class UnheldFiles(msgspec.Struct):
-    unheld: dict[str, list[int]]
+class UnreferencedFilesResponse(msgspec.Struct):
+    unreferenced: dict[str, list[int]] = msgspec.field(name="unheld")
     complete: bool
 
 
@@ -53,13 +53,13 @@ class UnheldFiles(msgspec.Struct):
             200,
             "By location the numbers, from 0, of data files in the index file. If complete is false, not all "
             "snapshots were read, and no file is listed",
-            UnheldFiles,
+            UnreferencedFilesResponse,
         ),
         NO_INDEX,
         ResponseSpec(409, "One of them is not a live index file of this index"),
     ),
-).takes(UnheldBody)
-async def list_unheld_files(call: Call, body: UnheldBody) -> UnheldFiles:
+).takes(UnreferencedFilesRequest)
+async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) -> UnreferencedFilesResponse:
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)
@@ -71,17 +71,17 @@ async def list_unheld_files(call: Call, body: UnheldBody) -> UnheldFiles:
     chosen = [live[location] for location in dict.fromkeys(body.index_files)]
     described = [await call.app[READER].describe(file.location, file.size_bytes) for file in chosen]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(summary.ids for summary in described)])
-    unheld = await _unheld(call, table, ids)
+    unreferenced = await _unreferenced(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}
-    if unheld is not None:
+    if unreferenced is not None:
         starts = np.cumsum([0, *(len(summary.ids) for summary in described)]).tolist()
         for file, first, end in zip(chosen, starts, starts[1:], strict=False):
-            if numbers := np.flatnonzero(unheld[first:end]).tolist():
+            if numbers := np.flatnonzero(unreferenced[first:end]).tolist():
                 numbers_by_location[file.location] = numbers
-    return UnheldFiles(numbers_by_location, unheld is not None)
+    return UnreferencedFilesResponse(numbers_by_location, unreferenced is not None)
 
 
-async def _unheld(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
+async def _unreferenced(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
     """bool[n]: in no snapshot; None when the search would take too long. Newest first: it has most of the files."""
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:
@@ -89,17 +89,17 @@ async def _unheld(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) 
     newest_first = sorted(metadata.snapshots, key=lambda snapshot: -snapshot.timestamp_ms)
     clock = call.app[CLOCK]
     until_s = clock.monotonic() + SECONDS_MAX
-    unheld = np.ones(len(ids), dtype=np.bool_)
+    unreferenced = np.ones(len(ids), dtype=np.bool_)
     for snapshot in newest_first:
-        if not unheld.any():
+        if not unreferenced.any():
             break
         if clock.monotonic() > until_s:
             return None
         view = await view_of(call, metadata, snapshot.snapshot_id)
-        left = np.flatnonzero(unheld)
+        left = np.flatnonzero(unreferenced)
         rows = await asyncio.to_thread(_find, view, ids[left])
-        unheld[left[rows >= 0]] = False
-    return unheld
+        unreferenced[left[rows >= 0]] = False
+    return unreferenced
 
 
 def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
@@ -107,4 +107,4 @@ def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
 
 
 def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_unheld_files)
+    add_endpoints(app, list_unreferenced_files)

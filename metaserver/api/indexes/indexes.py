@@ -135,7 +135,7 @@ _ONE = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schema
 _CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry")
 
 
-class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Beside these fields those of `_body_with`."""
 
     kind: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(KINDS)})] = None
@@ -148,16 +148,17 @@ class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def parameters(self) -> dict[str, float]:
         """Those that are given."""
-        own = self.__struct_fields__[len(IndexBody.__struct_fields__) :]
+        own = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in own if (value := getattr(self, name)) is not None}
 
 
 @cache
-def _body_with(names: tuple[str, ...]) -> type[IndexBody]:
+def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
     """With a field for each parameter of a kind."""
     fields = [(name, float | None, None) for name in names]
     return cast(
-        "type[IndexBody]", msgspec.defstruct("IndexBody", fields, bases=(IndexBody,), forbid_unknown_fields=True)
+        "type[PutIndexRequest]",
+        msgspec.defstruct("PutIndexRequest", fields, bases=(PutIndexRequest,), forbid_unknown_fields=True),
     )
 
 
@@ -253,7 +254,7 @@ async def drop_index(call: Call) -> None:
     await _commit(call, changed)
 
 
-def _definition(name: str, body: IndexBody, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
+def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
     """The definition, if any, with the changes of the body."""
     before = defined.by_name.get(name)
     kind = body.kind if body.kind is not None else before.kind if before else None

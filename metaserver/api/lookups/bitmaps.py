@@ -71,7 +71,7 @@ _FILES_AT_ONCE = 16
 """Files between two checks of the time budget."""
 
 
-class RowSelection(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class SelectRowsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     where: Annotated[str | None, doc("A predicate in SQL.", examples=["discount = 5 AND qty < 3"])] = None
     filter: Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification, instead of `where`.")] = (
         msgspec.field(default_factory=msgspec.Raw)
@@ -109,7 +109,7 @@ class SelectedFile(msgspec.Struct, rename="kebab", gc=False):
     undecided: Annotated[int, doc("With deletes: the number of these rows that may be deleted.")]
 
 
-class SelectedRows(msgspec.Struct, rename="kebab"):
+class SelectRowsResponse(msgspec.Struct, rename="kebab"):
     """Encoded in parts: `files` last."""
 
     snapshot_id: int | None
@@ -192,15 +192,15 @@ class _AnswerFile:
             200,
             "A page of files. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, names with _ for "
             "-, rows as binary or as a list, the rest as metadata of its schema",
-            SelectedRows,
+            SelectRowsResponse,
         ),
         ResponseSpec(400, "The predicate is invalid; the message states the position"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
         ResponseSpec(413, f"More than {PAGE_BYTES >> 3:,} positions in one file"),
     ),
-).takes(RowSelection)
-async def select_rows(call: Call, body: RowSelection) -> web.Response:
+).takes(SelectRowsRequest)
+async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     as_arrow = arrow.wants_arrow(call.headers)
     loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
@@ -220,7 +220,7 @@ async def select_rows(call: Call, body: RowSelection) -> web.Response:
     return web.Response(body=encoded, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _parse(body: RowSelection, metadata: TableMetadata) -> _Selection:
+def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     """BadRequest. Runs in a thread: a predicate may list hundreds of thousands of values."""
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)
@@ -231,7 +231,7 @@ def _parse(body: RowSelection, metadata: TableMetadata) -> _Selection:
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
 
-def _checksum(body: RowSelection, metadata: TableMetadata) -> int:
+def _checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
     parts = (
         metadata.table_uuid,
         body.where,
@@ -245,14 +245,14 @@ def _checksum(body: RowSelection, metadata: TableMetadata) -> int:
     return zlib.crc32(encode_json(parts))
 
 
-def _start(body: RowSelection, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
+def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
     """(snapshot, the last file of the previous page as a row of the view; -1 for none). BadRequest."""
     if body.page_token is None:
         return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
     return read_token(body.page_token, checksum, metadata)
 
 
-def _predicate(body: RowSelection, metadata: TableMetadata) -> _Predicate:
+def _predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
     given = bytes(body.filter)
     if body.meaning not in (None, "sql", "iceberg"):
         raise BadRequest(f"meaning is {body.meaning[:40]!r}; it must be sql or iceberg")
@@ -269,7 +269,7 @@ def _predicate(body: RowSelection, metadata: TableMetadata) -> _Predicate:
 class _Page:
     """`last` is the last file of the page when there are more."""
 
-    def __init__(self, call: Call, scan: Scan, predicate: _Predicate, body: RowSelection, limit: int) -> None:
+    def __init__(self, call: Call, scan: Scan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
         self._evaluator: DeleteEvaluator = call.app[DELETED].evaluator_of(scan)
         self._clock = call.app[CLOCK]
@@ -370,8 +370,8 @@ class _Page:
             )
         return answers
 
-    def _about(self, snapshot_id: int | None, token: str | None) -> SelectedRows:
-        return SelectedRows(
+    def _about(self, snapshot_id: int | None, token: str | None) -> SelectRowsResponse:
+        return SelectRowsResponse(
             snapshot_id=snapshot_id,
             meaning=self._predicate.meaning,
             deletes=self._body.deletes,

@@ -64,7 +64,7 @@ COVERS: web.AppKey[IndexResolver] = web.AppKey("covers", IndexResolver)
 DELETED: web.AppKey[RowDeletes] = web.AppKey("deleted", RowDeletes)
 
 
-class KeyLookup(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class LookupKeysRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     keys: Annotated[
         msgspec.Raw,
         doc(
@@ -96,7 +96,7 @@ class FileProblem(msgspec.Struct, rename="kebab"):
     problem: str
 
 
-class LookupAnswer(msgspec.Struct, rename="kebab"):
+class LookupKeysResponse(msgspec.Struct, rename="kebab"):
     """Encoded in parts: `rows` and `missing` last."""
 
     snapshot_id: int | None
@@ -149,7 +149,7 @@ class _KeyQuery:
             200,
             "The rows. With `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream: columns key, file_path, "
             "position, undecided, the rest as metadata of its schema",
-            LookupAnswer,
+            LookupKeysResponse,
         ),
         ResponseSpec(
             400, "A key is not a value of its column, or the record index does not exist; the message states which"
@@ -158,7 +158,7 @@ class _KeyQuery:
         ResponseSpec(406, "Neither JSON nor Arrow is accepted"),
         ResponseSpec(413, f"More than {KEYS_MAX:,} keys, {JSON_KEYS_MAX:,} in JSON, or too many rows"),
     ),
-).takes_bytes(KeyLookup)
+).takes_bytes(LookupKeysRequest)
 async def lookup_keys(call: Call, data: bytes) -> web.Response:
     wants_arrow = arrow.wants_arrow(call.headers)
     loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
@@ -201,8 +201,8 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     return _KeyQuery(lookup.index, columns, rows, snapshot_id, lookup.partitions)
 
 
-def _read(body: bytes) -> tuple[KeyLookup, list[Any]]:
-    lookup = parse_now(body, KeyLookup)
+def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
+    lookup = parse_now(body, LookupKeysRequest)
     rows = decode_json(bytes(lookup.keys), "keys")
     if not isinstance(rows, list):
         raise BadRequest(f"keys is {repr(rows)[:80]}; it must be a list")
@@ -275,10 +275,10 @@ class _LookupAnswer:
     query: _KeyQuery
     located: LocatedRows
 
-    def _about(self) -> LookupAnswer:
+    def _about(self) -> LookupKeysResponse:
         located = self.located
         uncovered = paths_at(self.scan.view, located.uncovered[:UNCOVERED_MAX])
-        return LookupAnswer(
+        return LookupKeysResponse(
             snapshot_id=self.query.snapshot_id,
             index=self.definition.name,
             columns=[term.text for term in self.definition.terms],

@@ -127,7 +127,7 @@ PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
         *SNAPSHOT,
         *_PAGING,
     ),
-    answers=_answers("Files, in the order of the manifests", "files", "File"),
+    answers=_answers("Files, in the order of the manifests", "files", "ContentFile"),
 )
 async def list_files(call: Call) -> web.Response:
     metadata = await _metadata(call)

@@ -45,7 +45,7 @@ _IN_THREAD_FILES = 5_000
 _IN_THREAD_CHARACTERS = 2_000
 
 
-class StageAnswer(msgspec.Struct, rename="kebab"):
+class ExplainedStage(msgspec.Struct, rename="kebab"):
     name: Annotated[str, msgspec.Meta(examples=["manifests", "partition", "column_stats", "bloom"])]
     files_in: int
     files_removed: int
@@ -57,7 +57,7 @@ class StageAnswer(msgspec.Struct, rename="kebab"):
     complete: Annotated[bool, doc("False when the time limit ended the stage: unchecked files stay.")]
 
 
-class IndexUseAnswer(msgspec.Struct, rename="kebab"):
+class ExplainedIndex(msgspec.Struct, rename="kebab"):
     name: str
     kind: str
     files_in: int
@@ -70,16 +70,16 @@ class ComparedColumn(msgspec.Struct):
     type: str
 
 
-class ResidualAnswer(msgspec.Struct):
+class ExplainedResidual(msgspec.Struct):
     residual: msgspec.Raw
     files: int
 
 
-class Explanation(msgspec.Struct, rename="kebab"):
+class ExplainResponse(msgspec.Struct, rename="kebab"):
     snapshot_id: int | None
-    stages: list[StageAnswer]
+    stages: list[ExplainedStage]
     indexes: Annotated[
-        list[IndexUseAnswer],
+        list[ExplainedIndex],
         doc("The effect of each index that was probed. Bitmaps that are combined by row form a stage."),
     ]
     complete: Annotated[
@@ -96,7 +96,7 @@ class Explanation(msgspec.Struct, rename="kebab"):
     ]
     columns: Annotated[list[ComparedColumn], doc("Columns whose statistics or partition values were compared.")]
     residuals: Annotated[
-        list[ResidualAnswer],
+        list[ExplainedResidual],
         doc("Residuals that are left once the partition is known, with the number of files of each."),
     ]
     residuals_complete: Annotated[
@@ -108,7 +108,7 @@ class Explanation(msgspec.Struct, rename="kebab"):
     ]
     kept: Annotated[
         list[dict[str, Any]] | msgspec.UnsetType,
-        doc("The kept files, if the request lists them.", items={"$ref": "#/components/schemas/File"}),
+        doc("The kept files, if the request lists them.", items={"$ref": "#/components/schemas/ContentFile"}),
     ] = msgspec.UNSET
     joins: JoinOutcomes = msgspec.UNSET
 
@@ -135,7 +135,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     tags=("metadata",),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The plan, stage by stage", Explanation),
+        ResponseSpec(200, "The plan, stage by stage", ExplainResponse),
         ResponseSpec(400, "The predicate or a join is invalid; the message states the position"),
         ResponseSpec(404, "No such table, or a table of a join does not exist"),
     ),
@@ -173,7 +173,7 @@ async def _filter(body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilte
     return await asyncio.to_thread(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
 
 
-def _explained(scan: Scan, unused: tuple[str, ...], listed: int, outcomes: JoinOutcomes) -> Explanation:
+def _explained(scan: Scan, unused: tuple[str, ...], listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
     files = files_at(scan.view, scan.rows)
     deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
     residuals, complete = _residuals(scan)
@@ -181,10 +181,10 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int, outcomes: JoinO
     if listed:
         listing = FileListing(scan.metadata, files, files_at(scan.view, scan.rows[:0]), scan)
         kept = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
-    return Explanation(
+    return ExplainResponse(
         snapshot_id=scan.snapshot_id,
         stages=[_stage(stage) for stage in scan.stages],
-        indexes=[IndexUseAnswer(use.name, use.kind, use.files_in, use.files_removed) for use in scan.indexes],
+        indexes=[ExplainedIndex(use.name, use.kind, use.files_in, use.files_removed) for use in scan.indexes],
         complete=scan.complete,
         files=scan.files,
         bytes=scan.stages[-1].bytes_left,
@@ -200,8 +200,8 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int, outcomes: JoinO
     )
 
 
-def _stage(stage: Stage) -> StageAnswer:
-    return StageAnswer(
+def _stage(stage: Stage) -> ExplainedStage:
+    return ExplainedStage(
         name=stage.name,
         files_in=stage.files_in,
         files_removed=stage.files_in - stage.files_left,
@@ -224,7 +224,7 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 
-def _residuals(scan: Scan) -> tuple[list[ResidualAnswer], bool]:
+def _residuals(scan: Scan) -> tuple[list[ExplainedResidual], bool]:
     """The residuals and their numbers of files, most files first, and whether the list is complete."""
     within = group_by_partition(files_at(scan.view, scan.rows))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
@@ -241,7 +241,7 @@ def _residuals(scan: Scan) -> tuple[list[ResidualAnswer], bool]:
         residual_bytes += 0 if residual in counts else len(residual)
         counts[residual] = counts.get(residual, 0) + files
     most_first = sorted(counts.items(), key=lambda item: -item[1])
-    return [ResidualAnswer(msgspec.Raw(text), files) for text, files in most_first], partitions == len(parts)
+    return [ExplainedResidual(msgspec.Raw(text), files) for text, files in most_first], partitions == len(parts)
 
 
 def add_routes(app: web.Application) -> None:

@@ -25,7 +25,7 @@ from seamark.metaserver.wire import is_plan_name, show
 SNAPSHOTS_MAX = 1000
 
 
-class PlanSnapshotLease(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     snapshot_ids: Annotated[
         list[Int64],
         msgspec.Meta(
@@ -43,18 +43,18 @@ class PlanSnapshotLease(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tr
     ]
 
 
-class LeasedPlans(msgspec.Struct):
+class LeasePlanSnapshotsResponse(msgspec.Struct):
     found: Annotated[int, doc("The number of ids that are plans of this header.")]
 
 
-class PlanRenewal(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class RenewPlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     lease_s: Annotated[
         int | None,
         doc("The time in seconds for which the name resolves from now on, from 1. Settings give default and limit."),
     ] = None
 
 
-class RenewedPlan(msgspec.Struct, rename="kebab"):
+class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
     expires_at_ms: Annotated[int, doc("When the name stops to resolve: at least half of lease-s from now.")]
 
 
@@ -65,12 +65,12 @@ class RenewedPlan(msgspec.Struct, rename="kebab"):
     "Renews the lease of a plan table",
     tags=("metadata",),
     answers=(
-        ResponseSpec(200, "The new end of the lease", RenewedPlan),
+        ResponseSpec(200, "The new end of the lease", RenewPlanTableResponse),
         ResponseSpec(400, "The lease is invalid"),
         ResponseSpec(404, "No plan table of this name exists"),
     ),
-).takes(PlanRenewal)
-async def renew_plan_table(call: Call, body: PlanRenewal) -> RenewedPlan:
+).takes(RenewPlanTableRequest)
+async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlanTableResponse:
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     lease_s = granted_s(body.lease_s, call.app[SETTINGS])
@@ -80,7 +80,7 @@ async def renew_plan_table(call: Call, body: PlanRenewal) -> RenewedPlan:
         raise too_many_plans(who)
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
-    return RenewedPlan(plan.expires_ms)
+    return RenewPlanTableResponse(plan.expires_ms)
 
 
 @Route(
@@ -91,18 +91,18 @@ async def renew_plan_table(call: Call, body: PlanRenewal) -> RenewedPlan:
     tags=("metadata",),
     parameters=(AUDIENCE,),
     answers=(
-        ResponseSpec(200, "The number of existing plans", LeasedPlans),
+        ResponseSpec(200, "The number of existing plans", LeasePlanSnapshotsResponse),
         ResponseSpec(400, "The ids or the lease are invalid, or the header is missing"),
     ),
-).takes(PlanSnapshotLease)
-async def lease_plan_snapshots(call: Call, body: PlanSnapshotLease) -> LeasedPlans:
+).takes(LeasePlanSnapshotsRequest)
+async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> LeasePlanSnapshotsResponse:
     audience = call.audience
     if audience is None:
         raise BadRequest(f"The header {HEADER} is missing; send the value that the plans were created with")
     lease_s = min(body.lease_s, call.app[SETTINGS].plan_table_lease_max_s)
     plans = call.app[CATALOG].plan_tables
     ids, who = body.snapshot_ids, call.principal.name
-    return LeasedPlans(await plans.lease(call.namespace, call.name, audience, ids, lease_s, who))
+    return LeasePlanSnapshotsResponse(await plans.lease(call.namespace, call.name, audience, ids, lease_s, who))
 
 
 def check_lease(lease_s: int | None) -> None:

@@ -95,7 +95,7 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     ] = ""
 
 
-class PlanTableAnswer(msgspec.Struct, rename="kebab"):
+class PlanTableResponse(msgspec.Struct, rename="kebab"):
     name: Annotated[
         str | None,
         doc(
@@ -124,11 +124,11 @@ class PlanTableAnswer(msgspec.Struct, rename="kebab"):
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
-MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableAnswer]] = web.AppKey("plan-tables-making")
+MAKING: web.AppKey[SingleFlight[tuple[object, ...], PlanTableResponse]] = web.AppKey("plan-tables-making")
 _Read = tuple[PlanTableRequest, Expression]
 READ: web.AppKey[MemoryCache[tuple[str, bytes], _Read]] = web.AppKey("plan-tables-read")
 """Decoded requests by the table's metadata file, which determines what names mean, and the body."""
-DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableAnswer]] = web.AppKey("plan-tables-declined")
+DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] = web.AppKey("plan-tables-declined")
 """Requests that get no plan table, by the name it would have, which covers all that the plan depends on, and
 `kept-max`."""
 
@@ -143,12 +143,12 @@ DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableAnswer]] = w
     parameters=(AUDIENCE,),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "The plan, and its name", PlanTableAnswer),
+        ResponseSpec(200, "The plan, and its name", PlanTableResponse),
         ResponseSpec(400, "The filter, a join or the snapshot is invalid; the message states the reason"),
         ResponseSpec(404, "No such table, or a table of a join does not exist"),
     ),
 ).takes_bytes(PlanTableRequest)
-async def make_plan_table(call: Call, data: bytes) -> PlanTableAnswer:
+async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
     await call.app[CATALOG].check_writable(loaded)
     audience = call.audience
@@ -209,13 +209,13 @@ async def _made(
     bound_scan: BoundScan,
     holder: Holder | None,
     who: str,
-) -> PlanTableAnswer:
+) -> PlanTableResponse:
     entry, snapshot = loaded.entry, bound_scan.snapshot
     assert entry is not None
     if snapshot is None:
-        return PlanTableAnswer(None, None, None, 0, 0, 0, 0)
+        return PlanTableResponse(None, None, None, 0, 0, 0, 0)
     if body.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
-        return PlanTableAnswer(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
+        return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
     lease_s = granted_s(body.lease_s, app[SETTINGS])
     name = plan_name(entry, snapshot.snapshot_id, bound_scan.text, holder)
     if name is not None:
@@ -241,13 +241,13 @@ async def _make(
     kept_max: float | None,
     holder: Holder | None,
     who: str,
-) -> PlanTableAnswer:
+) -> PlanTableResponse:
     metadata, snapshot = bound_scan.metadata, bound_scan.snapshot
     assert snapshot is not None
     scan = await app[PLANNER].plan(bound_scan, entry)
     small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
     sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
-    made = _unless_more(PlanTableAnswer(name, snapshot.snapshot_id, None, *sizes), kept_max)
+    made = _unless_more(PlanTableResponse(name, snapshot.snapshot_id, None, *sizes), kept_max)
     if made.name is None:
         if name is not None and scan.complete:
             app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
@@ -269,7 +269,7 @@ async def _stored(
     entry: Entry,
     bound_scan: BoundScan,
     kept: KeptManifests,
-    made: PlanTableAnswer,
+    made: PlanTableResponse,
     plan_id: str,
     lease_s: int,
     holder: Holder | None,
@@ -313,8 +313,8 @@ def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 
-def _answer(plan: PlanTable) -> PlanTableAnswer:
-    return PlanTableAnswer(
+def _answer(plan: PlanTable) -> PlanTableResponse:
+    return PlanTableResponse(
         plan.name,
         plan.snapshot_id,
         plan.expires_ms,
@@ -326,7 +326,7 @@ def _answer(plan: PlanTable) -> PlanTableAnswer:
     )
 
 
-def _unless_more(made: PlanTableAnswer, kept_max: float | None) -> PlanTableAnswer:
+def _unless_more(made: PlanTableResponse, kept_max: float | None) -> PlanTableResponse:
     """Removes the name when the plan keeps a larger share of the files."""
     if kept_max is not None and made.files > kept_max * made.considered_files:
         return msgspec.structs.replace(made, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)

@@ -37,7 +37,7 @@ TABLES_MAX = 64
 _IN_THREAD_CHARACTERS = 2_000
 
 
-class PlanViewPlace(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class PlanViewReference(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     start: Annotated[int, doc("The position of the name in the view's text, in characters.")]
     end: Annotated[int, doc("Exclusive.")]
     plan: Annotated[
@@ -67,7 +67,7 @@ class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True
             "ensures that the view returns the same rows for it from the plan tables."
         ),
     ]
-    tables: Annotated[list[PlanViewPlace], doc(f"1 to {TABLES_MAX}.")]
+    tables: Annotated[list[PlanViewReference], doc(f"1 to {TABLES_MAX}.")]
     lease_s: Annotated[
         int | None,
         doc("The time in seconds for which the name resolves, from 1. Settings give default and limit."),
@@ -79,7 +79,7 @@ class PlanViewRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True
     holder: Annotated[str, msgspec.Meta(max_length=100, description="The same as for plan tables.")] = ""
 
 
-class PlanViewAnswer(msgspec.Struct, rename="kebab"):
+class PlanViewResponse(msgspec.Struct, rename="kebab"):
     name: Annotated[
         str | None,
         doc(
@@ -103,12 +103,12 @@ class PlanViewAnswer(msgspec.Struct, rename="kebab"):
     parameters=(AUDIENCE,),
     body_size=BodySize.MEDIUM,
     answers=(
-        ResponseSpec(200, "Its name", PlanViewAnswer),
+        ResponseSpec(200, "Its name", PlanViewResponse),
         ResponseSpec(400, "The view's text does not name these tables at these positions, or the predicate is invalid"),
         ResponseSpec(404, "No such view, it has changed, or a plan no longer exists"),
     ),
 ).takes(PlanViewRequest)
-async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewAnswer:
+async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     if not 0 < len(body.tables) <= TABLES_MAX:
@@ -138,11 +138,11 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewAnswer:
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, places, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
-        return PlanViewAnswer(None, None)
-    return PlanViewAnswer(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
+        return PlanViewResponse(None, None)
+    return PlanViewResponse(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
 
 
-async def _place(call: Call, table: PlanViewPlace, audience: str | None) -> Place:
+async def _place(call: Call, table: PlanViewReference, audience: str | None) -> Place:
     given = table.plan or table.table
     if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
@@ -169,7 +169,7 @@ async def _place(call: Call, table: PlanViewPlace, audience: str | None) -> Plac
 
 
 async def _version(
-    catalog: Catalog, table: PlanViewPlace, namespace: NamespacePath, name: str, audience: str | None
+    catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> Place:
     entry = await catalog.tables.entry(namespace, name)
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)

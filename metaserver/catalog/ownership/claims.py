@@ -93,7 +93,7 @@ async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
         for other in await parts.store.claims_overlapping([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
                 continue
-            if other.location == candidate.key and named and await parts.store.gave_up(other.uuid, *named):
+            if other.location == candidate.key and named and await parts.store.released_name(other.uuid, *named):
                 continue
             raise _taken(candidate.what, candidate.shown)
 
@@ -133,7 +133,7 @@ async def _is_taken(parts: CatalogContext, location: str, named: tuple[Namespace
     (key,) = await _keys([location])
     await check_known(parts, [key], uuid)
     for claimed_location in await parts.store.claims_overlapping([key], uuid, 1):
-        if claimed_location.location != key or not await parts.store.gave_up(claimed_location.uuid, *named):
+        if claimed_location.location != key or not await parts.store.released_name(claimed_location.uuid, *named):
             return True
     return False
 
@@ -144,7 +144,7 @@ async def check_outside(parts: CatalogContext, location: str, what: str) -> None
     keys = await _keys([location])
     await check_known(parts, keys, "", around=False)
     if await parts.store.claims_overlapping(keys, "", 0):
-        raise BadRequest(f"{what} {location!r} lies in the location of a table, view or function; choose another")
+        raise BadRequest(f"{what} {location!r} is inside the location of a table, view or function; choose another")
 
 
 async def _keys(locations: Iterable[str]) -> list[str]:
@@ -201,7 +201,7 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
         await check_own(parts, uuid, metadata.location)
 
 
-async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
+async def foreign_file_check(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
     """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
     `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries,
     those that `uuid` shares also its own.
@@ -209,7 +209,7 @@ async def disowned(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> 
     if parts.unclaimed.unread:
         await fill(parts)
         if parts.unclaimed.unread:
-            raise RetryLater("Where other tables lie is not known yet, since the storage does not answer")
+            raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
     keys = await _keys(folders)
     others = {place for owner, lost in parts.unclaimed.lost.items() if owner != uuid for place in lost}
     own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
@@ -271,7 +271,7 @@ async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, 
             "does not answer; try again when it does"
         )
     raise RetryLater(
-        "A table, view or function whose metadata file is missing or broken may lie in this location; restore that "
+        "A table, view or function whose metadata file is missing or broken may be in this location; restore that "
         "file, or drop and purge what it belongs to, or choose another location"
     )
 

@@ -42,10 +42,12 @@ async def allow(
     """The operation that records a new list of allowed locations. Forbidden unless the caller may write all of it."""
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
         return []
-    return [await allow_anew(parts, caller, uuid, properties)]
+    return [await replace_allowed_locations(parts, caller, uuid, properties)]
 
 
-async def allow_anew(parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]) -> AllowLocations:
+async def replace_allowed_locations(
+    parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]
+) -> AllowLocations:
     """As `allow`, independent of earlier permissions: a registered table may name exactly the locations in its list."""
     if caller.confined_to is not None:
         raise Forbidden(f"{ALLOWED_LOCATIONS} may be set only by who may write the whole catalog")

@@ -17,7 +17,7 @@ import numpy as np
 
 from seamark.metaserver.commit.changes.change import SERIALIZABLE, Change, ReadScope, partitions_of
 from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.commit.conflicts.history import AddedFiles, History, TooLong, rows_of, since
+from seamark.metaserver.commit.conflicts.history import AddedFiles, History, HistoryTooLong, rows_of, since
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
     exclude_data,
@@ -145,7 +145,7 @@ class ConflictCheck:
         read = change.request.read_snapshot_id
         try:
             snapshots = since(self._metadata, head, read, look_back)
-        except TooLong:
+        except HistoryTooLong:
             raise Collision(
                 "history",
                 f"More than {look_back} snapshots were committed after snapshot {read}; compute the change again from "

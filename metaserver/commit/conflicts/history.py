@@ -41,7 +41,7 @@ class RemovedFiles(NamedTuple):
     files: AddedFiles | None
 
 
-class TooLong(Exception):
+class HistoryTooLong(Exception):
     """More snapshots were committed since than the look-back limit."""
 
 
@@ -50,7 +50,7 @@ def since(
 ) -> list[Snapshot] | None:
     """The snapshots after the read snapshot (None: the empty table) up to the head, newest first.
 
-    None when the read snapshot is no ancestor of the head or the ancestry is unknown. Raises TooLong.
+    None when the read snapshot is no ancestor of the head or the ancestry is unknown. Raises HistoryTooLong.
     """
     snapshots: list[Snapshot] = []
     current = head
@@ -58,7 +58,7 @@ def since(
         if current.snapshot_id == read_snapshot_id:
             return snapshots
         if len(snapshots) >= look_back:
-            raise TooLong
+            raise HistoryTooLong
         snapshots.append(current)
         parent = current.parent_snapshot_id
         if parent == read_snapshot_id:  # the parent itself may have expired

@@ -22,7 +22,7 @@ from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
 from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.values import FLOATS
@@ -251,5 +251,5 @@ def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.Chunked
     try:
         opened = BoundedParquet(pa.BufferReader(data), path, decoded_budget(DECODED_BYTES_MAX))
         return opened.plain_columns(places_of(opened.schema, ids))
-    except (pa.ArrowException, InDoubt, OSError, KeyError, ValueError) as error:
+    except (pa.ArrowException, AmbiguousColumn, OSError, KeyError, ValueError) as error:
         raise Unreadable(path, str(error)) from None

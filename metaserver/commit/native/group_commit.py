@@ -25,9 +25,9 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import ChangeRequest
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
-from seamark.metaserver.commit.native.producers import Last, last_of, snapshot_of
+from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
 from seamark.metaserver.commit.native.table_locks import ChangeId, TableLocks
-from seamark.metaserver.commit.publication import CommitEvent, Publisher, moved_on
+from seamark.metaserver.commit.publication import CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
@@ -48,12 +48,12 @@ IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndex
 class CommitMetrics(Protocol):
     """The metrics sink of commits."""
 
-    def committed_together(self, changes: int) -> None: ...
+    def observe_group(self, changes: int) -> None: ...
 
-    def collided(self, reason: str) -> None: ...
+    def observe_conflict(self, reason: str) -> None: ...
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The outcome of a change. The optional fields are None when its snapshot has expired since."""
 
     snapshot_id: int | None
@@ -66,7 +66,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class CommitResult(msgspec.Struct, frozen=True):
-    committed: Committed
+    committed: CommittedChange
     metadata_location: str
     """A metadata file with the snapshot, or a later one."""
 
@@ -85,7 +85,7 @@ class _Job:
         self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
         self.queued_s = 0.0
         """When it was queued, as a monotonic clock reading."""
-        self.begun = False
+        self.started = False
         self.offered = False
         """Whether the change was passed to `publish`: when the outcome is unknown, its files may be live."""
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
@@ -127,7 +127,7 @@ class _Attempt:
         """Repeats of changes by the same producer in this group."""
         self.refused: list[tuple[_Job, SeamarkError | Collision]] = []
         """Changes that earlier changes of this group refuse."""
-        self.producers: dict[str, Last] = {}
+        self.producers: dict[str, LastCommit] = {}
         self.keys: set[str] = set()
         """The idempotency keys of the applied changes."""
         self.twins: list[_Job] = []
@@ -201,7 +201,7 @@ class Commits:
         except CommitUnknown:
             raise  # its files may be live
         except Collision as collision:
-            self._metrics.collided(collision.reason)
+            self._metrics.observe_conflict(collision.reason)
             if job.change is not None:
                 self._locks.record_collision(job.uuid, job.change, self._parts.clock.monotonic())
                 ended = False
@@ -237,7 +237,7 @@ class Commits:
             queue.task = asyncio.create_task(self._work(namespace, name, queue))
         timeout_s = self._parts.settings.storage_timeout_s
         await asyncio.wait((job.done,), timeout=timeout_s)
-        if not job.begun:
+        if not job.started:
             queue.waiting.remove(job)
             raise RetryLater(
                 f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
@@ -250,7 +250,7 @@ class Commits:
             while queue.waiting:
                 group = await self._next_group(queue)
                 for job in group:
-                    job.begun = True
+                    job.started = True
                 try:
                     if group:
                         await self._commit_group(namespace, name, group)
@@ -268,9 +268,9 @@ class Commits:
         follow each other."""
         queue.changed.clear()
         now_s = self._parts.clock.monotonic()
-        patience_s = queue.waiting[0].queued_s + self._lock_s - now_s
+        wait_s = queue.waiting[0].queued_s + self._lock_s - now_s
         lock = self._locks.holder(queue.waiting[0].uuid, now_s)
-        if lock is None or patience_s <= 0:
+        if lock is None or wait_s <= 0:
             count = min(len(queue.waiting), self._parts.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
         change, left_s = lock
@@ -279,7 +279,7 @@ class Commits:
             queue.waiting.remove(job)
         if not attempts:
             with suppress(TimeoutError):
-                await asyncio.wait_for(queue.changed.wait(), min(left_s, patience_s))
+                await asyncio.wait_for(queue.changed.wait(), min(left_s, wait_s))
         return attempts
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
@@ -345,7 +345,7 @@ class Commits:
             _fail(group, error)
             return
         assert loaded.entry is not None
-        self._metrics.committed_together(len(attempt.made))
+        self._metrics.observe_group(len(attempt.made))
         for job, made in attempt.made:
             committed = _committed(made.snapshot.snapshot_id, loaded.metadata, job.uuid)
             job.succeed(CommitResult(committed, loaded.entry.metadata_location))
@@ -381,7 +381,7 @@ class Commits:
         if key is not None:
             attempt.keys.add(key.key)
         if producer is not None:
-            attempt.producers[producer.id] = Last(producer.sequence, made.snapshot.snapshot_id)
+            attempt.producers[producer.id] = LastCommit(producer.sequence, made.snapshot.snapshot_id)
 
     async def _check_index_files(self, attempt: _Attempt, job: _Job) -> None:
         """Collision for a file of another index: in the transaction it would fail the whole group."""
@@ -403,21 +403,21 @@ class Commits:
     async def _check_not_done(
         self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
     ) -> None:
-        """CommitUnknown (`moved_on`) when the producer has committed the change to its table, but the name refers to
-        another table now: after a refusal the client would delete live files."""
+        """CommitUnknown (`pointer_moved`) when the producer has committed the change to its table, but the name refers
+        to another table now: after a refusal the client would delete live files."""
         if request.producer is None or uuid is None:
             return
         state = await self._parts.store.producer(uuid, request.producer.id)
         if state is not None and request.producer.sequence <= state.sequence:
-            raise moved_on(namespace, name)
+            raise pointer_moved(namespace, name)
 
-    async def _last(self, job: _Job, entry: Entry, metadata: TableMetadata) -> Last | None:
+    async def _last(self, job: _Job, entry: Entry, metadata: TableMetadata) -> LastCommit | None:
         producer = job.request.producer
         if producer is None:
             return None
-        return await last_of(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
+        return await last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
-    def _repeated(self, job: _Job, last: Last, entry: Entry, metadata: TableMetadata) -> CommitResult:
+    def _repeated(self, job: _Job, last: LastCommit, entry: Entry, metadata: TableMetadata) -> CommitResult:
         """The first answer to a change that the producer has committed before."""
         producer = job.request.producer
         assert producer is not None
@@ -457,15 +457,15 @@ def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
         job.fail(error)
 
 
-def _is_repeat(job: _Job, last: Last) -> bool:
+def _is_repeat(job: _Job, last: LastCommit) -> bool:
     producer = job.request.producer
     return producer is not None and producer.sequence <= last.sequence
 
 
-def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> Committed:
+def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     summary = {} if snapshot is None else snapshot.summary_map()
-    return Committed(
+    return CommittedChange(
         snapshot_id=snapshot_id,
         parent_snapshot_id=None if snapshot is None else snapshot.parent_snapshot_id,
         sequence_number=None if snapshot is None else snapshot.sequence_number,

@@ -17,24 +17,24 @@ _MARK = PRODUCER_KEY.encode()
 _DIGITS_MAX = 19
 
 
-class Last(NamedTuple):
+class LastCommit(NamedTuple):
     """The last committed sequence and its snapshot."""
 
     sequence: int
     snapshot_id: int | None
 
 
-async def last_of(
+async def last_commit(
     store: PointerStore, uuid: str, producer: str, metadata: TableMetadata, look_back: int
-) -> Last | None:
+) -> LastCommit | None:
     """None: no commit of the producer in the store or in the newest `look_back` snapshots."""
     state = await store.producer(uuid, producer)
     if state is not None:
-        return Last(state.sequence, state.snapshot_id)
+        return LastCommit(state.sequence, state.snapshot_id)
     return max(_recorded(producer, metadata, look_back), default=None)
 
 
-def snapshot_of(producer: str, sequence: int, last: Last, metadata: TableMetadata, look_back: int) -> int | None:
+def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int) -> int | None:
     """The snapshot of a sequence up to `last`. None when no snapshot in the metadata records it."""
     if sequence == last.sequence:
         return last.snapshot_id
@@ -42,11 +42,11 @@ def snapshot_of(producer: str, sequence: int, last: Last, metadata: TableMetadat
     return next((commit.snapshot_id for commit in recorded if commit.sequence == sequence), None)
 
 
-def _recorded(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[Last]:
+def _recorded(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
     for snapshot in metadata.snapshots[-look_back:]:
         if _MARK not in bytes(snapshot.summary):  # cheaper than decoding; most snapshots have no producer
             continue
         summary = snapshot.summary_map()
         sequence = summary.get(SEQUENCE_KEY, "")
         if summary.get(PRODUCER_KEY) == producer and sequence.isascii() and sequence.isdigit():
-            yield Last(int(sequence[:_DIGITS_MAX]), snapshot.snapshot_id)
+            yield LastCommit(int(sequence[:_DIGITS_MAX]), snapshot.snapshot_id)

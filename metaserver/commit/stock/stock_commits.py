@@ -23,7 +23,7 @@ from seamark.metaserver.catalog.pointers import (
     uuid_of,
 )
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
-from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, moved_on
+from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, pointer_moved
 from seamark.metaserver.commit.stock.rebase import Rebased, rebase, requested_append
 from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, NotFound, RequestError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -87,7 +87,7 @@ class StockCommits:
     ) -> LoadedTable:
         """The current table, for a commit that succeeded and whose metadata file was deleted since.
 
-        CommitUnknown (`moved_on`) when the name refers to no table, or to another than `requirements` demand.
+        CommitUnknown (`pointer_moved`) when the name refers to no table, or to another than `requirements` demand.
         """
         change = TableChange(namespace=namespace, name=name, requirements=requirements, updates=[])
         uuids = {uuid.lower() for uuid in _named_uuids(change)}
@@ -99,7 +99,7 @@ class StockCommits:
             assert loaded.entry is not None
             if uuids <= {loaded.entry.uuid.lower()}:
                 return loaded
-        raise moved_on(namespace, name)
+        raise pointer_moved(namespace, name)
 
     async def commit(self, caller: Caller, changes: Sequence[TableChange], *, single: bool) -> list[LoadedTable]:
         """Commits all changes or none. `single`: the idempotent answer is that of the table, not an empty 204.
@@ -216,7 +216,7 @@ class StockCommits:
         """The outcome of the first commit. CommitUnknown when the name no longer refers to that table."""
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None or entry.uuid != instant.uuid:
-            raise moved_on(change.namespace, change.name)
+            raise pointer_moved(change.namespace, change.name)
         then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
         try:
             metadata = await self._parts.documents.table(then.metadata_location)

@@ -36,7 +36,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from seamark.metaserver.iceberg.expressions.sql_literals import SqlLiteral, Unfit, fitted, literal_of
+from seamark.metaserver.iceberg.expressions.sql_literals import Inconvertible, SqlLiteral, convert_literal, literal_of
 from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type
 from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
@@ -203,7 +203,7 @@ class _Reader:
             term = self._term(node)
             if term is not None and term.kind == "boolean":
                 return term.predicate(Op.EQ, not negated)
-        except Unfit:
+        except Inconvertible:
             return None
         return None
 
@@ -324,7 +324,7 @@ class _Reader:
 
     def _fitted(self, literal: SqlLiteral, term: _Term) -> tuple[object, bool]:
         """Raises Unfit."""
-        value, exact = fitted(literal, term.kind, term.transform, term.origin)
+        value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
         self.exact &= exact
         return value, exact
 

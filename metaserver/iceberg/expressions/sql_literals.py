@@ -40,7 +40,7 @@ _TYPED = {
 }
 
 
-class Unfit(Exception):
+class Inconvertible(Exception):
     """Engines convert the literal or the column in different ways, so the comparison is not used."""
 
 
@@ -116,7 +116,7 @@ def _within(text: str, to: exp.DataType) -> bool:
     return len(fraction.rstrip("0")) <= scale and len(whole.lstrip("0")) <= sizes[0] - scale
 
 
-def fitted(given: SqlLiteral, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
+def convert_literal(given: SqlLiteral, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
     """(the JSON literal for a term of type `kind`, whether it is exact in the type). Raises Unfit.
 
     `origin` is subtracted from a number; the transform `day` accepts days since 1970 and dates.
@@ -124,12 +124,12 @@ def fitted(given: SqlLiteral, kind: str, transform: str = IDENTITY, origin: int 
     name = base_name(kind)
     fit = _FITS.get(name)
     if fit is None:
-        raise Unfit
+        raise Inconvertible
     if transform == "day" and given.kind == "number" and _INTEGER.fullmatch(given.text):
         return int(given.text), True
     if origin:
         if given.kind != "number" or not _INTEGER.fullmatch(given.text):
-            raise Unfit
+            raise Inconvertible
         return int(given.text) - origin, True
     return fit(given, kind)
 
@@ -137,7 +137,7 @@ def fitted(given: SqlLiteral, kind: str, transform: str = IDENTITY, origin: int 
 def _boolean(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("boolean", "text") and given.text.lower() in ("true", "false"):
         return given.text.lower() == "true", True
-    raise Unfit
+    raise Inconvertible
 
 
 def _integer(given: SqlLiteral, _: str) -> tuple[object, bool]:
@@ -148,12 +148,12 @@ def _integer(given: SqlLiteral, _: str) -> tuple[object, bool]:
         value = float(given.text)
         if abs(value) < _EXACT_DOUBLE_MAX:
             return format(Decimal(value), "f"), True
-    raise Unfit
+    raise Inconvertible
 
 
 def _floating(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind not in ("number", "double"):
-        raise Unfit
+        raise Inconvertible
     value = float(given.text)
     try:
         return given.text, round_to(kind, value) == value
@@ -169,16 +169,16 @@ def _decimal(given: SqlLiteral, kind: str) -> tuple[object, bool]:
             return given.text, True
     elif given.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
         return _exact(given.text), True
-    raise Unfit
+    raise Inconvertible
 
 
 def _exact(text: str) -> str:
     try:
         number = Decimal(text)
     except InvalidOperation:
-        raise Unfit from None
+        raise Inconvertible from None
     if abs(number.adjusted()) > _EXACT_DOUBLE_DIGITS or len(number.as_tuple().digits) > _EXACT_DOUBLE_DIGITS:
-        raise Unfit
+        raise Inconvertible
     return format(number, "f")
 
 
@@ -187,30 +187,30 @@ def _date(given: SqlLiteral, _: str) -> tuple[object, bool]:
         return match[1], True
     if given.kind in ("timestamp", "timestamptz"):
         return _iso(given), True
-    raise Unfit
+    raise Inconvertible
 
 
 def _time(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("text", "time") and (match := _TIME.fullmatch(given.text)):
         return match[1], True
-    raise Unfit
+    raise Inconvertible
 
 
 def _timestamp(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind == "date" and (match := _DATE.fullmatch(given.text)):
         return match[1], True
     if given.kind not in ("text", "timestamp", "timestamptz"):
-        raise Unfit
+        raise Inconvertible
     text = _iso(given)
     if "tz" not in kind and (given.kind == "timestamptz" or text.endswith("Z") or text[-6] in "+-"):
-        raise Unfit
+        raise Inconvertible
     return text, True
 
 
 def _iso(given: SqlLiteral) -> str:
     match = _TIMESTAMP.fullmatch(given.text)
     if match is None:
-        raise Unfit
+        raise Inconvertible
     zone = match[3] or ("Z" if given.kind == "timestamptz" else "")
     if zone == "UTC":
         zone = "Z"
@@ -222,20 +222,20 @@ def _iso(given: SqlLiteral) -> str:
 def _string(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind == "text":
         return given.text, True
-    raise Unfit
+    raise Inconvertible
 
 
 def _uuid(given: SqlLiteral, _: str) -> tuple[object, bool]:
     if given.kind in ("text", "uuid") and _UUID.fullmatch(given.text):
         return given.text, True
-    raise Unfit
+    raise Inconvertible
 
 
 def _bytes(given: SqlLiteral, kind: str) -> tuple[object, bool]:
     if given.kind != "bytes" or len(given.text) % 2:
-        raise Unfit
+        raise Inconvertible
     if base_name(kind) == "fixed" and len(given.text) != 2 * fixed_length(kind):
-        raise Unfit
+        raise Inconvertible
     return given.text, True
 
 

@@ -1,7 +1,7 @@
 """Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). Pure.
 
-A column is identified by its field id, under any name. If two columns have the id, or a path is ambiguous, `InDoubt` is
-raised, and the caller adds the file's path. Readers handle names and defaults of missing columns.
+A column is identified by its field id, under any name. If two columns have the id, or a path is ambiguous,
+`AmbiguousColumn` is raised, and the caller adds the file's path. Readers handle names and defaults of missing columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unreadable(Exception):
         self.reason = reason
 
 
-class InDoubt(ValueError):
+class AmbiguousColumn(ValueError):
     """An ambiguous column; the message refers to the file as "it"."""
 
 
@@ -50,14 +50,15 @@ def has_ids(fields: Iterable[pa.Field]) -> bool:
 
 
 def places_of(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, Place]:
-    """The paths of these columns, by id, without missing columns and columns inside lists and maps. Raises InDoubt."""
+    """The paths of these columns, by id, without missing columns and columns inside lists and maps. Raises
+    AmbiguousColumn."""
     places: dict[int, list[Place]] = {column_id: [] for column_id in column_ids}
     for column_id, place in _by_id(fields):
         if column_id in places:
             places[column_id].append(place)
     for column_id, matches in places.items():
         if len(matches) > 1:
-            raise InDoubt(f"it has {len(matches)} columns that may be column {column_id}")
+            raise AmbiguousColumn(f"it has {len(matches)} columns that may be column {column_id}")
     return {column_id: matches[0] for column_id, matches in places.items() if matches}
 
 
@@ -77,10 +78,11 @@ def dotted(places: Iterable[Place]) -> list[str]:
 
 
 def column_of(table: pa.Table, place: Sequence[str]) -> pa.ChunkedArray:
-    """Selects by path, because a name may contain a dot, and then another column was also read. Raises InDoubt."""
+    """Selects by path, because a name may contain a dot, and then another column was also read. Raises
+    AmbiguousColumn."""
     top: Any = [number for number, name in enumerate(table.column_names) if name == place[0]]
     if len(top) != 1:
-        raise InDoubt(f"it has {len(top)} columns named {place[0]!r}")
+        raise AmbiguousColumn(f"it has {len(top)} columns named {place[0]!r}")
     column = table.column(top[0])
     for name in place[1:]:
         column = pc.struct_field(column, [column.type.get_field_index(name)])  # null if the struct is null

@@ -64,7 +64,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,10}")
 
 
 @lru_cache(maxsize=8192)
-def steers_client(name: str) -> bool:
+def configures_client(name: str) -> bool:
     """Whether a property of this name selects the host that a client connects to, where its secrets go, or code that it
     loads. Case, surrounding spaces and full-width letters are ignored.
 
@@ -86,7 +86,7 @@ def steers_client(name: str) -> bool:
 
 def check_client_properties(properties: Mapping[str, str], what: str) -> None:
     """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog."""
-    refused = sorted(key for key in properties if steers_client(key))
+    refused = sorted(key for key in properties if configures_client(key))
     if refused:
         raise BadRequest(
             f"{what} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides which "
@@ -97,7 +97,7 @@ def check_client_properties(properties: Mapping[str, str], what: str) -> None:
 
 def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """The properties to return to clients, for properties stored by older versions or other catalogs."""
-    return {key: value for key, value in properties.items() if not steers_client(key)}
+    return {key: value for key, value in properties.items() if not configures_client(key)}
 
 
 def unreserved(properties: Mapping[str, str]) -> dict[str, str]:

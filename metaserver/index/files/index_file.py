@@ -161,7 +161,7 @@ class FilesTable:
         ids, records, sizes = words[: 2 * files].reshape(-1, 2), words[2 * files : 3 * files], words[3 * files :]
         table = FilesTable(ids, records, sizes, stored, paths_bytes, location)
         if table.rows != rows:
-            raise Corrupt(f"{location}: the files table tells of {table.rows} rows, not of {rows}")
+            raise Corrupt(f"{location}: the files table has {table.rows} rows instead of {rows}")
         return table
 
 

@@ -30,7 +30,7 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
 from seamark.metaserver.index.files.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
 from seamark.metaserver.index.files.registry import Registry
-from seamark.metaserver.index.files.remote import ColdIndex, open_remote
+from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
 from seamark.metaserver.index.kinds.kind import OpenedBlob
 from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.objects.port import ObjectStore
@@ -86,8 +86,8 @@ class Indexes:
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._whole_bytes = whole_bytes
-        self._remote: MemoryCache[str, ColdIndex] = MemoryCache(_COLD_BYTES)
-        self._opening_remote: SingleFlight[str, ColdIndex] = SingleFlight()
+        self._remote: MemoryCache[str, RemoteIndexFile] = MemoryCache(_COLD_BYTES)
+        self._opening_remote: SingleFlight[str, RemoteIndexFile] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
         self._verifying: dict[str, asyncio.Task[None]] = {}
         """Verification tasks by location."""
@@ -142,13 +142,13 @@ class Indexes:
         """Whether the file is large enough to be read by range, and within the size limit."""
         return self._whole_bytes < file.size_bytes <= self._limit_bytes
 
-    async def open_remote(self, file: RegisteredIndexFile) -> ColdIndex | None:
+    async def open_remote(self, file: RegisteredIndexFile) -> RemoteIndexFile | None:
         """Opens an index file that supports remote reads; None if that fails. Never raises."""
         remote = self._remote.get(file.location)
         if remote is not None:
             return remote
 
-        async def load() -> ColdIndex:
+        async def load() -> RemoteIndexFile:
             header, opened = await open_remote(self._objects, file)
             _check(header, file)
             self._remote.put(file.location, opened, opened.size_bytes)
@@ -161,7 +161,7 @@ class Indexes:
             return None
 
     async def read_remotely(
-        self, file: RegisteredIndexFile, read: Callable[[ColdIndex], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> T | None:
         """The result of `read` on an index file that is not in memory.
 
@@ -186,7 +186,7 @@ class Indexes:
         return result
 
     async def ready(
-        self, file: RegisteredIndexFile, read: Callable[[ColdIndex], Awaitable[T | None]]
+        self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
         """The open file if it is in memory or small, otherwise the result of `read` by range, otherwise the file once
         it is loaded; None if it cannot be used. Waits as long as needed.

@@ -19,7 +19,7 @@ from seamark.metaserver.index.files.index_file import FilesTable, IndexHeader, r
 from seamark.metaserver.index.kinds.bitmap import RemoteBitmap
 from seamark.metaserver.index.kinds.kind import RemoteIndex
 from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.questions import Flags, Question
+from seamark.metaserver.index.kinds.queries import Flags, IndexQuery
 from seamark.metaserver.index.kinds.record import RemoteRecord
 from seamark.metaserver.index.kinds.sparse import Range
 from seamark.metaserver.objects.port import ObjectStore
@@ -70,7 +70,7 @@ class _Blob:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ColdIndex:
+class RemoteIndexFile:
     location: str
     files: FilesTable
     blob: RemoteIndex
@@ -99,13 +99,13 @@ class ColdIndex:
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 
-    async def ask(self, question: Question) -> Flags | None:
-        """The same answer as `question.of` for a local file; None if it would take too many reads. ValueError for
+    async def probe(self, query: IndexQuery) -> Flags | None:
+        """The same answer as `query.of` for a local file; None if it would take too many reads. ValueError for
         damage; errors of `read_range`."""
-        return await self.blob.ask(question)
+        return await self.blob.probe(query)
 
 
-async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, ColdIndex]:
+async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, RemoteIndexFile]:
     """Takes three to five reads. Corrupt, UnknownVersion, ValueError; errors of `read_range`."""
     location, size = file.location, file.size_bytes
     tail = await _end(objects, location, size, _GUESS_BYTES)
@@ -120,7 +120,7 @@ async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[
     files = read_files(table, header)
     if opened.data_files != len(files):
         raise ValueError(f"{location} indexes {opened.data_files} data files and lists {len(files)}")
-    return header, ColdIndex(location, files, opened, len(table))
+    return header, RemoteIndexFile(location, files, opened, len(table))
 
 
 async def _end(objects: ObjectStore, location: str, size: int, length: int) -> bytes:

@@ -20,7 +20,7 @@ import pyroaring
 from isal import isal_zlib
 
 from seamark.metaserver.iceberg.files.budget import Budget, decoded_budget
-from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.metaserver.iceberg.types.values import FLOATS
@@ -179,7 +179,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
         codes = paths.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         rows = spots.cast(pa.int64()).to_numpy(zero_copy_only=False)
         names: list[str] = paths.dictionary.cast(pa.string()).to_pylist()
-    except InDoubt as error:
+    except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
@@ -202,7 +202,7 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
             raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
         arrays = opened.plain_columns(places)
         return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
-    except InDoubt as error:
+    except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None

@@ -41,7 +41,7 @@ from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, dist
 from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, Mask
 from seamark.metaserver.index.kinds.pieces import head_bytes
 from seamark.metaserver.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
-from seamark.metaserver.index.kinds.questions import Flags
+from seamark.metaserver.index.kinds.queries import Flags
 from seamark.metaserver.index.kinds.slices import (
     CLIPPED,
     EQUALITY,
@@ -84,10 +84,10 @@ def build(keys: Keys) -> FileBitmap:
     return FileBitmap(build_section(keys))
 
 
-def encode(builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
     """The bytes of a blob of these data files, in order. ValueError if keys are codes in one file and bytes in
     another."""
-    return _assembled([memoryview(built.section) for built in builts])
+    return _assembled([memoryview(entry.section) for entry in entries])
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
@@ -110,7 +110,7 @@ def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     opened = [Section(section) for section in sections]
     forms = {section.form for section in opened}
     if len(forms) > 1:
-        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer ones for others")
+        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer keys for others")
     form = forms.pop() if forms else CODES
     lengths = [len(section) for section in sections]
     columns = [lengths, [section.rows for section in opened], [section.cardinality for section in opened]]
@@ -244,7 +244,7 @@ class Bitmap:
     def _check(self, keys: WantedKeys) -> None:
         """ValueError if the keys have another form."""
         if has_codes(keys.kind) != (self._form == CODES):
-            raise ValueError(f"a bitmap index of another form cannot be asked for keys of type {keys.kind}")
+            raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
         """(offset, length) in the blob of what `files_with` reads in addition to the first `header_size` bytes, step by
@@ -289,24 +289,24 @@ class Bitmap:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BitmapQuestion:
+class BitmapQuery:
     """Selects files with a key in the ranges, or with null or NaN where the ranges include those."""
 
     ranges: KeyRanges
 
     def of(self, index: Bitmap) -> Flags:
-        """As in `Question`."""
+        """As in `IndexQuery`."""
         return index.files_with(self.ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeysQuestion:
+class KeysQuery:
     """Selects files with any key of a large set."""
 
     keys: KeySet
 
     def of(self, index: Bitmap) -> Flags:
-        """As in `Question`."""
+        """As in `IndexQuery`."""
         return index.files_with_keys(self.keys)
 
 
@@ -325,11 +325,11 @@ class RemoteBitmap:
     def is_full(self) -> bool:
         return 2 * self.size_bytes > FILLED_MAX_BYTES
 
-    async def ask(self, question: BitmapQuestion) -> Flags | None:
-        for byte_ranges in self.bitmap.reads(question.ranges):
+    async def probe(self, query: BitmapQuery) -> Flags | None:
+        for byte_ranges in self.bitmap.reads(query.ranges):
             if not await self._load(byte_ranges):
                 return None
-        return await asyncio.to_thread(question.of, self.bitmap)
+        return await asyncio.to_thread(query.of, self.bitmap)
 
     async def load_rows(self, files: Iterable[int]) -> bool:
         """Whether `bitmap` can return the rows of these files; False if the memory limit or a failed read prevents
@@ -359,8 +359,8 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBitmap:
         return build(columns[0])
 
-    def encode(self, builts: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-        return encode(builts)
+    def encode(self, entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+        return encode(entries)
 
     def merge(self, parts: Sequence[tuple[Bitmap, Mask]]) -> list[bytes | memoryview]:
         return merge(parts)
@@ -377,11 +377,11 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     def supports(self, predicate: Bound) -> bool:
         return True
 
-    def question(self, ranges: Sequence[KeyRanges]) -> BitmapQuestion:
-        return BitmapQuestion(ranges[0])
+    def query(self, ranges: Sequence[KeyRanges]) -> BitmapQuery:
+        return BitmapQuery(ranges[0])
 
-    def question_of_keys(self, keys: KeySet) -> KeysQuestion:
-        return KeysQuestion(keys)
+    def query_of_keys(self, keys: KeySet) -> KeysQuery:
+        return KeysQuery(keys)
 
     def compare(self, index: Bitmap, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         keys = columns[0]

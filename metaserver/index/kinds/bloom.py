@@ -26,7 +26,7 @@ from seamark.metaserver.index.keys.hashing import Hashes, checksum, hash_keys
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
 from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, Parameter
-from seamark.metaserver.index.kinds.questions import Flags, point_keys
+from seamark.metaserver.index.kinds.queries import Flags, point_keys
 
 FPP = 0.01
 FPP_MIN, FPP_MAX = 1e-6, 0.5
@@ -137,16 +137,16 @@ class _Group:
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
-def encode(builts: Sequence[FileBloom]) -> list[Bytes]:
+def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
     """The blob of these data files, in pieces. ValueError for filters with different k, or for no filters."""
-    counts = {built.hash_count for built in builts}
+    counts = {entry.hash_count for entry in entries}
     if len(counts) != 1:
         raise ValueError(f"the filters of a blob set one number of bits a key; these set {sorted(counts)}")
 
     def fill(group: _Group, out: Bytes) -> None:
-        _bloom.slice_filters([builts[file].words for file in group.files.tolist()], group.geometry(), 0, out)
+        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.geometry(), 0, out)
 
-    return _blob(counts.pop(), [built.filter_bits for built in builts], fill)
+    return _blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
@@ -242,7 +242,7 @@ class Bloom:
         """uint8[files]: 1 if a file may contain a key with one of the hashes. ValueError for a damaged page."""
         return self._probe(self._data, self._spans, self._checked, hashes)
 
-    def cold_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
+    def byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
         """(offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
         mixed = _mixed(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
@@ -256,11 +256,11 @@ class Bloom:
                 ranges.append((offset, length))
         return ranges
 
-    def probe_cold(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
-        """The result of `probe`, from the bytes of `cold_ranges` for the same hashes, in the same order."""
+    def probe_bytes(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
+        """The result of `probe`, from the bytes of `byte_ranges` for the same hashes, in the same order."""
         spans = []
         at = 0
-        for (offset, length), part in zip(self.cold_ranges(hashes), parts, strict=True):
+        for (offset, length), part in zip(self.byte_ranges(hashes), parts, strict=True):
             if len(part) != length:
                 raise ValueError(f"bloom blob: {len(part)} bytes were read at {offset}, not {length}")
             spans.append((offset, length, at))
@@ -319,7 +319,7 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
     order = np.argsort(numbers, kind="stable").astype(np.int32)
     counts = np.bincount(numbers, minlength=count).tolist()
     if len(counts) != count:
-        raise ValueError(f"bloom blob: a file lies in a group beyond the {count} there are")
+        raise ValueError(f"bloom blob: a file refers to a group after the last, number {count - 1}")
     groups: list[_Group] = []
     at, offset, before = 0, len(text), 0
     for entry, members in zip(entries.tolist(), counts, strict=True):
@@ -349,13 +349,13 @@ def _damage(offset: int) -> ValueError:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BloomQuestion:
+class BloomQuery:
     """Selects files with a key that has one of the hashes (seed 0)."""
 
     hashes: Hashes
 
     def of(self, index: Bloom) -> Flags:
-        """As in `Question`."""
+        """As in `IndexQuery`."""
         return index.probe(self.hashes)
 
 
@@ -368,9 +368,9 @@ class RemoteBloom:
         self._blob, self._bloom, self.size_bytes = blob, opened, size_bytes
         self.data_files = opened.files
 
-    async def ask(self, question: BloomQuestion) -> Flags | None:
-        parts = await self._blob.read_all(self._bloom.cold_ranges(question.hashes))
-        return None if parts is None else self._bloom.probe_cold(question.hashes, parts)
+    async def probe(self, query: BloomQuery) -> Flags | None:
+        parts = await self._blob.read_all(self._bloom.byte_ranges(query.hashes))
+        return None if parts is None else self._bloom.probe_bytes(query.hashes, parts)
 
 
 class BloomKind(IndexKind[FileBloom, Bloom]):
@@ -380,8 +380,8 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
         return build(columns[0], parameters.get("fpp", FPP))
 
-    def encode(self, builts: Sequence[FileBloom]) -> list[Bytes]:
-        return encode(builts)
+    def encode(self, entries: Sequence[FileBloom]) -> list[Bytes]:
+        return encode(entries)
 
     def merge(self, parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
         return merge(parts)
@@ -394,12 +394,12 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
         head = header_size(start)
         return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
 
-    def question(self, ranges: Sequence[KeyRanges]) -> BloomQuestion | None:
+    def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:
         columns = point_keys(ranges)
-        return None if columns is None else BloomQuestion(hash_keys(columns[0], _SEED))
+        return None if columns is None else BloomQuery(hash_keys(columns[0], _SEED))
 
-    def question_of_keys(self, keys: KeySet) -> BloomQuestion | None:
-        return None if len(keys) > HASHED_MAX else BloomQuestion(hash_keys(keys.keys, _SEED))
+    def query_of_keys(self, keys: KeySet) -> BloomQuery | None:
+        return None if len(keys) > HASHED_MAX else BloomQuery(hash_keys(keys.keys, _SEED))
 
     def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         hashes = hash_keys(columns[0], _SEED)

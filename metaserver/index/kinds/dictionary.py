@@ -33,7 +33,7 @@ class Bounds:
 
     def __init__(self, ranges: KeyRanges, form: int) -> None:
         if has_codes(ranges.kind) != (form == CODES):
-            raise ValueError(f"an index of {('codes', 'bytes')[form]} cannot be asked for keys of type {ranges.kind}")
+            raise ValueError(f"an index of {('codes', 'bytes')[form]} does not support keys of type {ranges.kind}")
         self.form = form
         self.exact = True
         """False if a bound is too long to be distinguished from other keys."""

@@ -2,7 +2,7 @@
 
 A kind is a module of this folder and an entry in `kinds.py`. Definitions, builders, index files, the planner, audits,
 the HTTP interface and the command line call the object and contain no names of kinds. A kind must build, encode, merge
-and open a blob, and turn predicates into questions. The rest has defaults: no parameters, one column of any type, no
+and open a blob, and turn predicates into queries. The rest has defaults: no parameters, one column of any type, no
 remote reads, and an audit of checksums only.
 
 A kind has no state. Its methods are pure, except `open_remote`, which reads through its `BlobReader`.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from seamark.metaserver.iceberg.expressions.expression import Bound, Op
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import KeyRanges, Keys
-from seamark.metaserver.index.kinds.questions import KEYS_MAX, Flags, Question
+from seamark.metaserver.index.kinds.queries import KEYS_MAX, Flags, IndexQuery
 from seamark.metaserver.index.kinds.sparse import Range
 
 Mask = npt.NDArray[np.bool_]
@@ -93,18 +93,18 @@ class RemoteIndex(Protocol):
         """Whether its cache has reached about its limit; reopening the blob empties the cache."""
         ...
 
-    async def ask(self, question: Any) -> Flags | None:
-        """The same answer as `question.of` for a local blob; None if it would take too many reads. ValueError for
+    async def probe(self, query: Any) -> Flags | None:
+        """The same answer as `query.of` for a local blob; None if it would take too many reads. ValueError for
         damage; errors of the storage."""
         ...
 
 
-Built = TypeVar("Built")
+Entry = TypeVar("Entry")
 """The index entry of one data file, before it is encoded; picklable."""
 Opened = TypeVar("Opened", bound=OpenedBlob)
 
 
-class IndexKind(ABC, Generic[Built, Opened]):
+class IndexKind(ABC, Generic[Entry, Opened]):
     name: str
     """Lower-case letters; used in definitions, in the registry, in the blob's type and as a stage name of plans."""
     version: int = 1
@@ -128,11 +128,11 @@ class IndexKind(ABC, Generic[Built, Opened]):
     # Build and codec
 
     @abstractmethod
-    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Built:
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Entry:
         """The index entry of one data file, from its keys for each term. ValueError if the file cannot be indexed."""
 
     @abstractmethod
-    def encode(self, builts: Sequence[Built]) -> Iterable[Any]:
+    def encode(self, entries: Sequence[Entry]) -> Iterable[Any]:
         """The buffers of a blob of these data files, in order."""
 
     @abstractmethod
@@ -147,20 +147,20 @@ class IndexKind(ABC, Generic[Built, Opened]):
         """ValueError if the blob is damaged or the kind does not support remote reads."""
         raise ValueError(f"{self.name} indexes are not read by range")
 
-    # Questions
+    # Queries
 
     def supports(self, predicate: Bound) -> bool:
-        """Whether `question` may return a question for the predicate. By default, for a limited number of
+        """Whether `query` may return a query for the predicate. By default, for a limited number of
         equalities."""
         return predicate.op in (Op.EQ, Op.IN) and len(predicate.values) <= KEYS_MAX
 
     @abstractmethod
-    def question(self, ranges: Sequence[KeyRanges]) -> Question | None:
+    def query(self, ranges: Sequence[KeyRanges]) -> IndexQuery | None:
         """Selects files with a row whose keys are in these ranges, one for each term. None if the index cannot
         prune."""
 
     @abstractmethod
-    def question_of_keys(self, keys: KeySet) -> Question | None:
+    def query_of_keys(self, keys: KeySet) -> IndexQuery | None:
         """Selects files with a row that has one of the keys of a join. None if the index would not prune."""
 
     # Audit

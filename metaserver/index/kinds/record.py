@@ -40,7 +40,7 @@ from seamark.metaserver.index.keys.hashing import Hashes, checksum, hash_halves
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import Key, KeyRanges, Keys
 from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind
-from seamark.metaserver.index.kinds.questions import KEYS_MAX, Flags, point_keys
+from seamark.metaserver.index.kinds.queries import KEYS_MAX, Flags, point_keys
 
 Words = npt.NDArray[np.uint64]
 Longs = npt.NDArray[np.int64]
@@ -87,10 +87,10 @@ def key_hash(parts: Sequence[Key | float | None]) -> tuple[int, int]:
     return row_hash(parts)
 
 
-def encode(builts: Sequence[FileRecords]) -> Iterator[Part]:
+def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
     """A blob in parts. Data files are numbered in the given order."""
-    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(builts)]
-    return _written(Merger(runs, len(builts)), len(builts))
+    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
+    return _written(Merger(runs, len(entries)), len(entries))
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
@@ -157,7 +157,7 @@ class Fences:
         _, pages, files, _ = _read_trailer(tail, blob_bytes)
         return 8 * (pages + files) + TRAILER_BYTES
 
-    def cold_pages(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
+    def page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
         """(offset, length) in the blob of all pages that may contain one of the hashes, ascending; adjacent pages are
         joined.
 
@@ -170,8 +170,8 @@ class Fences:
         """int64[n, 2]: the first page of each range of pages, and the page after its last."""
         return stretches(self.first, np.sort(hi))
 
-    def lookup_cold(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
-        """The result of `Record.lookup`, from the bytes of `cold_pages` for the same hashes, in the same order."""
+    def lookup_bytes(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
+        """The result of `Record.lookup`, from the bytes of `page_ranges` for the same hashes, in the same order."""
         spans = self._spans(hi)
         if len(pages) != len(spans):
             raise ValueError(f"{len(pages)} stretches of pages were read, of {len(spans)}")
@@ -247,19 +247,19 @@ def files_of(found: Found, files: int) -> Flags:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordQuestion:
+class RecordQuery:
     """Selects files with a row that has one of the hashes, given as halves (seeds 0 and 1)."""
 
     high: Hashes
     low: Hashes
 
     @staticmethod
-    def about(columns: Sequence[Keys]) -> RecordQuestion:
+    def about(columns: Sequence[Keys]) -> RecordQuery:
         """From keys in rows; each part of the key is a column."""
-        return RecordQuestion(*hash_halves(columns))
+        return RecordQuery(*hash_halves(columns))
 
     def of(self, index: Record) -> Flags:
-        """As in `Question`."""
+        """As in `IndexQuery`."""
         return files_of(index.lookup(self.high, self.low), index.files)
 
 
@@ -273,14 +273,14 @@ class RemoteRecord:
         self.size_bytes = fences.first.nbytes + fences.counts.nbytes
         self.data_files = fences.files
 
-    async def ask(self, question: RecordQuestion) -> Flags | None:
-        matches = await self.rows(question.high, question.low)
+    async def probe(self, query: RecordQuery) -> Flags | None:
+        matches = await self.rows(query.high, query.low)
         return None if matches is None else files_of(matches, self.data_files)
 
     async def rows(self, high: Hashes, low: Hashes) -> Found | None:
         """As `Record.lookup`; None if it would take too many reads."""
-        pages = await self._blob.read_all(self._fences.cold_pages(high, low))
-        return None if pages is None else self._fences.lookup_cold(high, low, pages)
+        pages = await self._blob.read_all(self._fences.page_ranges(high, low))
+        return None if pages is None else self._fences.lookup_bytes(high, low, pages)
 
 
 class RecordKind(IndexKind[FileRecords, Record]):
@@ -293,8 +293,8 @@ class RecordKind(IndexKind[FileRecords, Record]):
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileRecords:
         return build(columns)
 
-    def encode(self, builts: Sequence[FileRecords]) -> Iterator[Part]:
-        return encode(builts)
+    def encode(self, entries: Sequence[FileRecords]) -> Iterator[Part]:
+        return encode(entries)
 
     def merge(self, parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
         return merge(parts)
@@ -309,12 +309,12 @@ class RecordKind(IndexKind[FileRecords, Record]):
         tail = await blob.read_tail(size_of)
         return RemoteRecord(blob, Fences(tail[-size_of(tail) :], blob.length))
 
-    def question(self, ranges: Sequence[KeyRanges]) -> RecordQuestion | None:
+    def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
         columns = point_keys(ranges)
-        return None if columns is None else RecordQuestion.about(columns)
+        return None if columns is None else RecordQuery.about(columns)
 
-    def question_of_keys(self, keys: KeySet) -> RecordQuestion | None:
-        return None if len(keys) > KEYS_MAX else RecordQuestion.about([keys.keys])
+    def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
+        return None if len(keys) > KEYS_MAX else RecordQuery.about([keys.keys])
 
     def check_rows(self, index: Record, rows: int) -> str | None:
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"

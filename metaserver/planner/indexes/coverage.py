@@ -23,7 +23,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.files.index_file import FilesTable
 from seamark.metaserver.index.kernels import _hash
-from seamark.metaserver.index.kinds.questions import Flags
+from seamark.metaserver.index.kinds.queries import Flags
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING
 from seamark.metaserver.planner.view.view import TableView

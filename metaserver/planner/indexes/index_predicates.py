@@ -31,7 +31,7 @@ from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.keys.keys import KeyRanges, family
 from seamark.metaserver.index.keys.terms import LOWER, Term, lowered
 from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.questions import COMBINATIONS_MAX, PredicateKey, Question, key_of_predicate
+from seamark.metaserver.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 from seamark.metaserver.planner.view.view import comparable
@@ -53,9 +53,9 @@ class KeySetPredicate:
     def key(self) -> tuple[str, int]:
         return self.definition.id, id(self.dynamic_filter)
 
-    def question(self) -> Question | None:
+    def query(self) -> IndexQuery | None:
         """None if the index prunes nothing for this many keys."""
-        return KINDS[self.definition.kind].question_of_keys(self.dynamic_filter.keys)
+        return KINDS[self.definition.kind].query_of_keys(self.dynamic_filter.keys)
 
 
 class IndexPredicate(NamedTuple):
@@ -68,7 +68,7 @@ class IndexPredicate(NamedTuple):
     def key(self) -> tuple[str, tuple[PredicateKey, ...]]:
         return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
-    def question(self) -> Question | None:
+    def query(self) -> IndexQuery | None:
         """None if the index does not support the predicates."""
         key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
@@ -76,7 +76,7 @@ class IndexPredicate(NamedTuple):
             if ranges is None:
                 return None
             key_ranges_by_term.append(ranges)
-        return KINDS[self.definition.kind].question(key_ranges_by_term)
+        return KINDS[self.definition.kind].query(key_ranges_by_term)
 
 
 @dataclass(frozen=True)

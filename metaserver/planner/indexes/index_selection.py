@@ -21,10 +21,10 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
 from seamark.metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import IndexFiles
-from seamark.metaserver.index.files.remote import RANGES_MAX, ColdIndex
+from seamark.metaserver.index.files.remote import RANGES_MAX, RemoteIndexFile
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.questions import Flags
+from seamark.metaserver.index.kinds.queries import Flags
 from seamark.metaserver.planner.indexes.coverage import IndexFileRef, coverages
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
 from seamark.metaserver.planner.indexes.probe import Probe
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 class _RemoteHits(NamedTuple):
     """Results of an index file that is read remotely: uint8[files] by predicate key."""
 
-    remote: ColdIndex
+    remote: RemoteIndexFile
     hits: dict[object, Flags]
 
 
@@ -188,18 +188,16 @@ class IndexSelection:
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
         if values > KINDS[file.kind].remote_values_max:
             return None
-        questions = {
-            predicate.key: question for predicate in predicates if (question := predicate.question()) is not None
-        }
+        queries = {predicate.key: query for predicate in predicates if (query := predicate.query()) is not None}
 
-        async def ask(index: ColdIndex) -> _RemoteHits | None:
-            results = await asyncio.gather(*map(index.ask, questions.values()))
+        async def probe_index(index: RemoteIndexFile) -> _RemoteHits | None:
+            results = await asyncio.gather(*map(index.probe, queries.values()))
             hits: dict[object, Flags] = {
-                key: result for key, result in zip(questions, results, strict=True) if result is not None
+                key: result for key, result in zip(queries, results, strict=True) if result is not None
             }
-            return _RemoteHits(index, hits) if len(hits) == len(questions) else None
+            return _RemoteHits(index, hits) if len(hits) == len(queries) else None
 
-        return await self._indexes.read_remotely(file, ask)
+        return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
         """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes. Whether it loaded
@@ -224,5 +222,5 @@ class IndexSelection:
         return any(loaded)
 
 
-async def _load_rows(index: ColdIndex, files: Sequence[int], _: ColdIndex) -> bool | None:
+async def _load_rows(index: RemoteIndexFile, files: Sequence[int], _: RemoteIndexFile) -> bool | None:
     return await index.bitmap.load_rows(files) or None

@@ -20,13 +20,13 @@ import numpy as np
 from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Or, all_of, predicates_of
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.files.indexes import OpenIndex
-from seamark.metaserver.index.files.remote import ColdIndex
+from seamark.metaserver.index.files.remote import RemoteIndexFile
 from seamark.metaserver.index.keys.key_set import KeySet, KeySpan, WantedKeys
 from seamark.metaserver.index.keys.keys import Bits, has_codes
 from seamark.metaserver.index.keys.ranks import Distinct
-from seamark.metaserver.index.kinds.bitmap import Bitmap, BitmapQuestion
+from seamark.metaserver.index.kinds.bitmap import Bitmap, BitmapQuery
 from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.questions import Flags, Question
+from seamark.metaserver.index.kinds.queries import Flags, IndexQuery
 from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
@@ -49,7 +49,7 @@ class Probe:
     opened: Mapping[str, OpenIndex]
     remote_hits: Mapping[object, Mapping[str, Flags]] = field(default_factory=dict)
     """Results of index files that are read remotely, by `IndexPredicate.key` and location."""
-    remote: Mapping[str, ColdIndex] = field(default_factory=dict)
+    remote: Mapping[str, RemoteIndexFile] = field(default_factory=dict)
     """The remote index files, by location."""
     listed: Sequence[RegisteredIndexFile] = ()
     """All index files that the plan might use."""
@@ -64,7 +64,7 @@ class Probe:
     """By location, the data files whose rows a bitmap index has, but not in memory."""
     _counted: set[object] = field(default_factory=set)
     _kept: dict[object, Flags | None] = field(default_factory=dict)
-    _questions: dict[object, Question | None] = field(default_factory=dict)
+    _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -148,8 +148,8 @@ class Probe:
         """uint8[rows of the view]: 1 for files that the index does not describe, that may match, or that it had no time
         for.
         """
-        coverage, question = self.coverage.get(predicate.definition.id), self._question(predicate)
-        if coverage is None or question is None:
+        coverage, query = self.coverage.get(predicate.definition.id), self._question(predicate)
+        if coverage is None or query is None:
             return None
         kept = coverage.uncovered.copy()
         remote_hits = self.remote_hits.get(predicate.key, {})
@@ -158,17 +158,17 @@ class Probe:
             hits = remote_hits.get(part.location)
             if index is not None and part.location not in self.damaged and not expired():
                 try:
-                    hits = question.of(index.index)
+                    hits = query.of(index.index)
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
             rows = part.rows if hits is None else part.rows[np.flatnonzero(hits.view(np.bool_))]
             kept[rows[rows >= 0]] = 1
         return kept
 
-    def _question(self, predicate: IndexPredicate | KeySetPredicate) -> Question | None:
-        if predicate.key not in self._questions:
-            self._questions[predicate.key] = predicate.question()
-        return self._questions[predicate.key]
+    def _question(self, predicate: IndexPredicate | KeySetPredicate) -> IndexQuery | None:
+        if predicate.key not in self._queries:
+            self._queries[predicate.key] = predicate.query()
+        return self._queries[predicate.key]
 
     # By row
 
@@ -230,10 +230,10 @@ class Probe:
 
     def _wanted_keys(self, predicate: Bound) -> WantedKeys | None:
         """The codes that match a predicate, if these alone match."""
-        question = self._question(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
-        if not isinstance(question, BitmapQuestion):
+        query = self._question(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
+        if not isinstance(query, BitmapQuery):
             return None
-        ranges = question.ranges
+        ranges = query.ranges
         if ranges.nulls or ranges.nans or not has_codes(ranges.kind) or not ranges.closed:
             return None
         low, high = ranges.closed[0].low, ranges.closed[0].high
@@ -268,15 +268,15 @@ class Probe:
 
     def _rows_of(self, predicate: Bound, row: int) -> Bits | None:
         predicate_of_index = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
-        question = self._question(predicate_of_index)
-        if not isinstance(question, BitmapQuestion):
+        query = self._question(predicate_of_index)
+        if not isinstance(query, BitmapQuery):
             return None
         found = self._place(predicate_of_index, row)
         if found is None:
             return None
         location, file, bitmap = found
         try:
-            return bitmap.rows(file, question.ranges)
+            return bitmap.rows(file, query.ranges)
         except ValueError as error:
             self.damaged[location] = str(error)
             return None

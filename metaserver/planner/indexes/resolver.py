@@ -14,7 +14,7 @@ from typing import NamedTuple
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.files.index_file import FilesTable
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
-from seamark.metaserver.index.files.remote import ColdIndex
+from seamark.metaserver.index.files.remote import RemoteIndexFile
 from seamark.metaserver.index.keys.hashing import Hashes
 from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.kinds.record import Found
@@ -45,7 +45,7 @@ class BitmapIndex:
 
     definition: IndexDefinition
     coverage: Coverage
-    files: dict[str, OpenIndex | ColdIndex]
+    files: dict[str, OpenIndex | RemoteIndexFile]
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
@@ -53,7 +53,7 @@ class BitmapIndex:
         found = self.files.get(location)
         if found is None:
             return None
-        index = found.bitmap.bitmap if isinstance(found, ColdIndex) else found.index
+        index = found.bitmap.bitmap if isinstance(found, RemoteIndexFile) else found.index
         assert isinstance(index, Bitmap)
         return index
 
@@ -71,7 +71,7 @@ class IndexResolver:
         remote reads, otherwise None.
         """
 
-        async def ask(index: ColdIndex) -> RemoteRows | None:
+        async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
             found = None if hashes is None else await index.record.rows(*hashes)
             return None if found is None else RemoteRows(index.location, index.files, found)
 
@@ -79,7 +79,7 @@ class IndexResolver:
         if hashes is None:
             ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, listed))
         else:
-            ready = await asyncio.gather(*(self._indexes.ready(file, ask) for file in listed))
+            ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
         usable = [result for result in ready if result is not None]
         coverage = (await coverages(view, {definition.id: usable}))[definition.id]
         opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
@@ -88,11 +88,11 @@ class IndexResolver:
     async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
         """Bitmap index files, whose rows `load` loads."""
 
-        async def ask(index: ColdIndex) -> ColdIndex:
+        async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
-        ready = await asyncio.gather(*(self._indexes.ready(file, ask) for file in listed))
+        ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
         usable = [index for index in ready if index is not None]
         coverage = (await coverages(view, {definition.id: usable}))[definition.id]
         files = {index.location: index for index in usable}
@@ -106,15 +106,15 @@ class IndexResolver:
         missing: dict[str, list[int]] = {}
         for place in places:
             position = index.coverage.file_at(place)
-            if position is not None and isinstance(index.files.get(position[0]), ColdIndex):
+            if position is not None and isinstance(index.files.get(position[0]), RemoteIndexFile):
                 missing.setdefault(position[0], []).append(position[1])
         await asyncio.gather(*(self._load(index, location, files) for location, files in missing.items()))
 
     async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
         file, remote = index.listed[location], index.files.pop(location)
-        assert isinstance(remote, ColdIndex)
+        assert isinstance(remote, RemoteIndexFile)
 
-        async def load(_: ColdIndex) -> ColdIndex | None:
+        async def load(_: RemoteIndexFile) -> RemoteIndexFile | None:
             return remote if await remote.bitmap.load_rows(files) else None
 
         ready = await self._indexes.ready(file, load)

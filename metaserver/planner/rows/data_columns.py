@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from seamark.metaserver.errors import BadRequest, StorageError
 from seamark.metaserver.iceberg.files.budget import Budget, Part, decoded_budget
-from seamark.metaserver.iceberg.files.parquet import InDoubt, Unreadable, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, has_ids, places_of
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.objects.port import ObjectStore
@@ -147,7 +147,7 @@ class DataRows:
             if file.rows != records:
                 raise Unreadable(path, f"it has {file.rows} rows; its manifest states {records}")
             return read(file)
-        except InDoubt as error:
+        except AmbiguousColumn as error:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:  # outside of the warehouse, missing, or not permitted
             raise Unreadable(path, error.message) from None

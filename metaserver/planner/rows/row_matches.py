@@ -22,7 +22,7 @@ from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.keys.keys import Bits, KeyRanges
 from seamark.metaserver.index.kinds.bits import none_of
-from seamark.metaserver.index.kinds.questions import PredicateKey, key_of_predicate
+from seamark.metaserver.index.kinds.queries import PredicateKey, key_of_predicate
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 

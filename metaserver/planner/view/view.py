@@ -70,9 +70,9 @@ class Side:
         with_values = np.flatnonzero(self.layout[:, _FORM] >= 0)
         rows, low, high = self.layout[with_values, _ROWS], self.low[with_values], self.high[with_values]
         by_low, by_high = np.argsort(low), np.argsort(high)
-        begun = np.cumsum(rows[by_low])
+        started = np.cumsum(rows[by_low])
         ended = np.concatenate(([0], np.cumsum(rows[by_high])))
-        return int((begun - ended[np.searchsorted(high[by_high], low[by_low])]).max(initial=0))
+        return int((started - ended[np.searchsorted(high[by_high], low[by_low])]).max(initial=0))
 
 
 class ColumnStatistics:

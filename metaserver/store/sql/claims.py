@@ -76,7 +76,7 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
     # A shared folder may be inside a shared folder of another, but not inside a location of another.
     overlaps = yield from overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
-        if claim.location == location.key and op.name and (yield from gave_up(claim.uuid, op.namespace, op.name)):
+        if claim.location == location.key and op.name and (yield from released_name(claim.uuid, op.namespace, op.name)):
             continue
         raise BadRequest(
             f"{location.what} {location.shown!r} overlaps the files of another table, view or function; choose "
@@ -86,7 +86,7 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
         )
 
 
-def gave_up(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
+def released_name(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
     """See the port. Writers of the namespace can restore the entry, so that its location gives them nothing new."""
     rows = yield Statement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "

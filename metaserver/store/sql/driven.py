@@ -102,8 +102,8 @@ class DrivenStore(ABC):
     async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         return await self._list(lambda: claims.overlapping([*keys], uuid, limit))
 
-    async def gave_up(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        return await self._point(lambda: claims.gave_up(uuid, namespace, name))
+    async def released_name(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
+        return await self._point(lambda: claims.released_name(uuid, namespace, name))
 
     async def unclaimed(self, after: str, limit: int) -> list[Entry]:
         return await self._list(lambda: queries.unclaimed(after, limit))

@@ -45,9 +45,9 @@ def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> b
     """An index file that is sound through and through."""
     paths, sizes, records = zip(*((one.path, one.size, one.record_count) for one in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
-    builts = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
+    entries = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
     given = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
-    blob = map(memoryview, bloom.encode(builts))
+    blob = map(memoryview, bloom.encode(entries))
     return b"".join(assemble(build["definition-id"], "bloom", listed, blob, **given))
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.index.files import DataFile as ListedFile
-from seamark.connector.index.files import index_file
+from seamark.connector.index.files import encode_index_file
 from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.terms import Term
@@ -50,7 +50,7 @@ async def index(api: Api, chosen: range) -> Path:
     files = [tens(FILES)[number] for number in chosen]
     listed = [ListedFile(one.path, one.size, one.record_count) for one in files]
     built = [bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen]
-    data = b"".join(index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
+    data = b"".join(encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
     said = write(build, f"{chosen.start}-{chosen.stop}.puffin", data)
     answer = await register(api, build, said)
     assert answer.status == 200, answer.raw

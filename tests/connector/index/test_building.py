@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import Adaptive, GroupLimits, InProcess, Progress, build, grouped
+from seamark.connector.index.builds import AdaptiveWorkers, GroupLimits, InProcessWorkers, Progress, build, group_files
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.main import cli
@@ -43,7 +43,7 @@ class Cut(Exception):
     pass
 
 
-class Watched(InProcess):
+class Watched(InProcessWorkers):
     """Does something before each group; tells what it was given."""
 
     def __init__(self, *before: object) -> None:
@@ -69,7 +69,7 @@ def test_what_is_missing_is_built_and_told_and_then_nothing_is_missing(client: I
     assert [len(group) for group in workers.groups] == [2, 2, 2]
     assert [one.files_done for one in seen] == [2, 4, 6]
     assert seen[0].eta_ms is not None
-    assert (report.json["state"], report.progress.rows_done, report.left) == ("completed", 120, 0)
+    assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
     found = client.index("db.t", "b")
     assert (found.health, found.files, len(found.json["index-files"])) == ("ok", 6, 3)
     again = build(client, "db.t", "b", Watched(cut))
@@ -79,7 +79,7 @@ def test_what_is_missing_is_built_and_told_and_then_nothing_is_missing(client: I
 def test_a_plan_leaves_out_what_the_index_rules_out(client: IndexClient) -> None:
     where = "id = 13"  # of the second part; every part spans it
     assert client.explain("db.t", where).files == 6
-    build(client, "db.t", "b", InProcess())
+    build(client, "db.t", "b", InProcessWorkers())
     explained = client.explain("db.t", where)
     assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
 
@@ -113,9 +113,9 @@ def test_a_partition_spec_that_is_added_meanwhile_is_looked_up(client: IndexClie
             return super().build_files(*given, **more)
 
     paged = Paged(client.url)
-    report = build(paged, "db.t", "b", InProcess(), limits=SMALL)
+    report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL)
     paged.close()
-    assert (report.json["state"], report.progress.files_done, report.left) == ("completed", 8, 0)
+    assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
 
 
 def test_files_that_only_a_branch_has_are_built_too(client: IndexClient) -> None:
@@ -125,8 +125,8 @@ def test_files_that_only_a_branch_has_are_built_too(client: IndexClient) -> None
         table.append(pa.table(rows([1000, 1001]), schema=SCHEMA), branch="work")
     found = client.index("db.t", "b")
     assert (found.lag_files, found.lag_files_of_refs) == (6, 1)
-    report = build(client, "db.t", "b", InProcess())
-    assert (report.progress.files_done, report.left) == (7, 0)
+    report = build(client, "db.t", "b", InProcessWorkers())
+    assert (report.progress.files_done, report.files_not_indexed) == (7, 0)
     found = client.index("db.t", "b")
     assert (found.health, found.lag_files_of_refs) == ("ok", 0)
 
@@ -154,10 +154,10 @@ def test_a_build_that_is_cut_off_is_rolled_back_and_the_next_goes_on(client: Ind
 def test_one_that_was_killed_without_a_word_is_gone_on_with_too(client: IndexClient) -> None:
     script = f"""
 import time
-from seamark.connector.index.builds import InProcess, GroupLimits, build
+from seamark.connector.index.builds import InProcessWorkers, GroupLimits, build
 from seamark.connector.client.indexes import IndexClient
 shown = lambda now: (print(now.files_done, flush=True), time.sleep(600))
-build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=GroupLimits(files=2), on_progress=shown)
+build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=GroupLimits(files=2), on_progress=shown)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -166,7 +166,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcess(), limits=GroupLimits(
     (died,) = client.timeline("db.t", action="indexing")
     assert died.state == "inflight"
     with pytest.raises(Refused, match="is in progress"):
-        build(client, "db.t", "b", InProcess(), exclusive=True)
+        build(client, "db.t", "b", InProcessWorkers(), exclusive=True)
     workers = Watched()
     assert build(client, "db.t", "b", workers).progress.files_done == 4
     assert sum(map(len, workers.groups)) == 4
@@ -189,16 +189,16 @@ def test_files_that_cannot_be_indexed_are_told_and_tried_once(client: IndexClien
     workers = Watched()
     report = build(client, "db.t", "b", workers)
     assert sum(map(len, workers.groups)) == 6
-    assert (report.left, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
+    assert (report.files_not_indexed, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
     ((path, why),) = report.skipped
     assert (path.endswith(broken.name), "cannot be read" in why) == (True, True)
-    again = build(client, "db.t", "b", InProcess())
-    assert (again.json["state"], again.left) == ("rolled_back", 1)
+    again = build(client, "db.t", "b", InProcessWorkers())
+    assert (again.json["state"], again.files_not_indexed) == ("rolled_back", 1)
     assert broken.name in again.json["reason"]
 
 
 def test_a_table_made_anew_under_the_name_gets_nothing_of_the_old_one(client: IndexClient) -> None:
-    class Replaced(InProcess):
+    class Replaced(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return super().run(replace(task, table_uuid="another"), groups)
 
@@ -210,7 +210,7 @@ def test_a_table_made_anew_under_the_name_gets_nothing_of_the_old_one(client: In
 def test_a_cluster_is_started_for_much_and_only_once() -> None:
     started: list[int] = []
 
-    class Cluster(InProcess):
+    class Cluster(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return (WrittenIndex(None, len(group), 0, 0, ()) for group in groups)
 
@@ -225,7 +225,7 @@ def test_a_cluster_is_started_for_much_and_only_once() -> None:
         group = [DataFile(f"nowhere:{n}", size_bytes, 1, format="orc") for n in range(count)]
         return workers.run(None, [group])  # type: ignore[arg-type]
 
-    workers = Adaptive(start)
+    workers = AdaptiveWorkers(start)
     assert workers.parallelism >= 1
     told(63)
     assert started == []
@@ -243,7 +243,7 @@ def test_groups_keep_to_the_limits_and_lose_nothing() -> None:
         rng = random.Random(seed)
         files = [DataFile(str(n), rng.randint(1, 100), rng.randint(0, 100)) for n in range(rng.randint(0, 60))]
         limits = GroupLimits(rng.randint(1, 10), rng.randint(50, 300), rng.randint(50, 300))
-        groups = list(grouped(files, limits))
+        groups = list(group_files(files, limits))
         assert [one for group in groups for one in group] == files, seed
         for group in groups:
             assert 0 < len(group) <= limits.files, seed

@@ -15,7 +15,7 @@ from seamark.connector.client.errors import Forbidden
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
-from seamark.connector.index.builds import GroupLimits, InProcess, build
+from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.index.files.index_file import assemble, open_index_file
 from seamark.metaserver.index.kinds.kinds import KINDS
@@ -38,7 +38,7 @@ def client(served: Served) -> Iterator[IndexClient]:
     made = IndexClient(served.url)
     for name, column in COLUMNS.items():
         made.put_index("db.t", name, kind=name, columns=[column])
-        build(made, "db.t", name, InProcess(), limits=GroupLimits(files=2))
+        build(made, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
     yield made
     made.close()
 
@@ -85,7 +85,7 @@ def test_rows_are_counted_of_what_the_snapshot_holds_and_the_index_covers(client
     append(client.url, "db.t", [[1000, 1001, 1002]])
     audit = audit_index(client, "db.t", "record", sample=0)
     assert (audit.rows, audit.covered, audit.problems) == (120, 120, ())
-    build(client, "db.t", "record", InProcess())
+    build(client, "db.t", "record", InProcessWorkers())
     audit = audit_index(client, "db.t", "record", sample=0)
     assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
     # Described twice, a data file counts once.
@@ -121,7 +121,7 @@ def test_a_damaged_index_file_is_quarantined_plans_widen_and_it_is_built_again(c
     assert client.index("db.t", kind).lag_files == 2
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "put aside; 2 data files are to be indexed again" in " ".join(text.split())) == (1, True), text
-    build(client, "db.t", kind, InProcess())
+    build(client, "db.t", kind, InProcessWorkers())
     code, text = seamark(client.url, "verify", "db.t", kind)
     assert (code, "120 rows counted" in text) == (0, True), text
 

@@ -19,7 +19,7 @@ import pytest
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index import indexer as module
-from seamark.connector.index.builds import GroupLimits, InProcess, Workers
+from seamark.connector.index.builds import GroupLimits, InProcessWorkers, Workers
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.index.indexer import AuditLimits, Indexer, Round
 from seamark.metaserver.index.files.index_file import open_index_file
@@ -28,7 +28,7 @@ from tests.connector.served import Served
 
 
 def in_process() -> AbstractContextManager[Workers]:
-    return closing(InProcess())
+    return closing(InProcessWorkers())
 
 
 def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
@@ -195,7 +195,7 @@ def test_audits_keep_within_their_limits_and_get_to_every_index_file(client: Ind
     assert 0 < keeper.round().verified < 6
 
 
-class Failing(InProcess):
+class Failing(InProcessWorkers):
     """Fails for tables of this kind of index; counts what it was asked."""
 
     def __init__(self, kind: str) -> None:
@@ -240,13 +240,13 @@ def test_files_that_cannot_be_indexed_are_tried_again_when_something_changes_or_
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
     clock = Clocked()
     keeper = Indexer(client, in_process, now=clock)
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, left=1)
+    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
     append(client.url, "db.t", [[1000]])
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=1, left=1)
+    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
     clock.now_s = 61
-    assert keeper.round() == Round(tables=1, indexes=1, builds=1, left=1)
+    assert keeper.round() == Round(tables=1, indexes=1, builds=1, files_not_indexed=1)
 
 
 def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) -> None:
@@ -267,7 +267,7 @@ def test_a_damaged_index_file_stops_merges_but_no_builds(client: IndexClient) ->
 
 
 def test_the_memory_of_whom_to_leave_alone_is_bounded(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEFT_ALONE_MAX", 2)
+    monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
         table(client, f"db.{name}", files=1, i=("bloom", "id"))
     workers = Failing("bloom")

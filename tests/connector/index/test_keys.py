@@ -37,21 +37,21 @@ def identified(client: IndexClient, *ids: int) -> None:
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("way", [None, EQUALITY])
-def test_rows_go_by_the_named_columns_whatever_others_there_are(client: IndexClient, way: str | None) -> None:
+@pytest.mark.parametrize("strategy", [None, EQUALITY])
+def test_rows_go_by_the_named_columns_whatever_others_there_are(client: IndexClient, strategy: str | None) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
     given = rows((1, "other", 7, None), (9, "b", 2, "x"))
-    with pytest.raises(Unwritable, match=r"no identifier fields; say which of them are the key: key=\["):
-        delete(client, "db.t", keys=given, way=way)
-    with pytest.raises(Unwritable, match="the rows have no column nope, which is of the key; they have id, land"):
-        delete(client, "db.t", keys=given, key=["nope"], way=way)
+    with pytest.raises(Unwritable, match=r"no identifier fields; name the key columns: key=\["):
+        delete(client, "db.t", keys=given, strategy=strategy)
+    with pytest.raises(Unwritable, match="the rows have no column nope, which is a key column; they have id, land"):
+        delete(client, "db.t", keys=given, key=["nope"], strategy=strategy)
     with pytest.raises(ValueError, match="lists of names"):
-        delete(client, "db.t", keys=given, key="id", way=way)
+        delete(client, "db.t", keys=given, key="id", strategy=strategy)
     unknown = given.append_column("extra", pa.array([1, 2]))
-    delete(client, "db.t", keys=unknown, key=["id"], way=way)
+    delete(client, "db.t", keys=unknown, key=["id"], strategy=strategy)
     assert [one[0] for one in held(client)] == [2, 3]
-    delete(client, "db.t", keys=pa.table({"id": [2]}), way=way)
+    delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=strategy)
     assert [one[0] for one in held(client)] == [3]
 
 
@@ -59,7 +59,7 @@ def test_rows_go_by_the_identifier_fields_of_the_table(client: IndexClient) -> N
     identified(client, 1, 2)
     append(client, "db.t", rows((1, "a", 1, "x"), (1, "b", 2, "x"), (3, "c", 3, "x")))
     assert delete(client, "db.t", keys=rows((1, "a", 9, "z"), (3, "a", 3, "x"))).deleted == 1
-    with pytest.raises(Unwritable, match="the rows have no column land, which is of the key"):
+    with pytest.raises(Unwritable, match="the rows have no column land, which is a key column"):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert delete(client, "db.t", keys=pa.table({"id": [1]}), key=["id"]).deleted == 1
     assert [one[0] for one in held(client)] == [3]
@@ -132,7 +132,7 @@ def test_partition_values_may_hold_whatever_a_path_may_not(
     client: IndexClient, version: int, transform: str, how: str
 ) -> None:
     create(client, version=version, spec=[(transform, 2)])
-    named: dict[str, Any] = {"way": EQUALITY} if how == EQUALITY else {"mode": how}
+    named: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
     append(client, "db.t", rows(*((number, land, 0) for number, land in enumerate(NULS))))
     changed = rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
     upsert(client, "db.t", changed, keys=["id", "land"], **named)
@@ -158,7 +158,7 @@ CHANGES: dict[str, Any] = {
     "upsert": lambda client: upsert(client, "db.t", rows((7, "b")), keys=["id"]),
     "update": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], mode="merge-on-read"),
     "copy": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], mode="copy-on-write"),
-    "unlocated": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY),
+    "unlocated": lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], strategy=EQUALITY),
     "delete": lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
     "delete by predicate": lambda client: delete(client, "db.t", where="id = 1"),
     "overwrite": lambda client: overwrite(client, "db.t", rows((1, "b")), where="id = 1"),
@@ -175,7 +175,7 @@ def test_changes_of_rows_of_a_version_1_table_are_refused_before_a_file_is_writt
     before = files_of(served)
     begun: list[object] = []
     monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
-    with pytest.raises(Unwritable, match=r"version 1 takes appends only.*upgrade it to version 2"):
+    with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
     assert (begun, files_of(served)) == ([], before)
     assert held(client) == [(1, "a", None, None)]

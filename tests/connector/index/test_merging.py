@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.files import DataFile, index_file
-from seamark.connector.index.merges import Registered, due, merge_index_files
+from seamark.connector.index.files import DataFile, encode_index_file
+from seamark.connector.index.merges import RegisteredFile, merge_index_files, select_merge
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.index.files.definitions import IndexDefinition, define
@@ -52,8 +52,8 @@ class Written:
         self.rows |= files
         location = f"{self.folder.as_uri()}/{len(self.locations)}.puffin"
         listed = [DataFile(path, 1000, len(values)) for path, values in files.items()]
-        builts = [built(self.definition, values) for values in files.values()]
-        Storage().write(location, index_file("table", self.definition, listed, builts))
+        entries = [built(self.definition, values) for values in files.values()]
+        Storage().write(location, encode_index_file("table", self.definition, listed, entries))
         self.locations.append(location)
         return location
 
@@ -128,32 +128,32 @@ def test_a_damaged_part_is_named_and_nothing_is_written(written: Written) -> Non
         written.check(merged.location, {"a", "b"})  # the byte was of no consequence
 
 
-def registered(*given: tuple[int, int]) -> list[Registered]:
-    return [Registered(f"f{number}", level, size, number) for number, (level, size) in enumerate(given)]
+def registered(*given: tuple[int, int]) -> list[RegisteredFile]:
+    return [RegisteredFile(f"f{number}", level, size, number) for number, (level, size) in enumerate(given)]
 
 
 def test_a_full_level_is_merged_the_lowest_first() -> None:
     few = registered(*[(0, 10)] * 3, *[(1, 100)] * 3)
-    assert due(few, fanout=4) == []
+    assert select_merge(few, fanout=4) == []
     both = registered(*[(1, 100)] * 4, *[(0, 10)] * 5)
-    assert [one.level for one in due(both, fanout=4)] == [0] * 5
+    assert [one.level for one in select_merge(both, fanout=4)] == [0] * 5
 
 
 def test_a_merge_is_bounded_and_large_files_are_left_alone() -> None:
     files = registered(*[(0, 30)] * 6)
-    assert len(due(files, fanout=4, size_max_bytes=100)) == 3
-    assert due(registered(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
+    assert len(select_merge(files, fanout=4, size_max_bytes=100)) == 3
+    assert select_merge(registered(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
 
 
 def test_however_many_builds_there_are_the_files_stay_few() -> None:
-    files: list[Registered] = []
+    files: list[RegisteredFile] = []
     copied = 0
     for number in range(4000):
-        files.append(Registered(f"n{number}", 0, 10, number))
-        while chosen := due(files, fanout=8, size_max_bytes=10**6):
+        files.append(RegisteredFile(f"n{number}", 0, 10, number))
+        while chosen := select_merge(files, fanout=8, size_max_bytes=10**6):
             size = sum(one.size_bytes for one in chosen)
             copied += size
             files = [one for one in files if one not in chosen]
-            files.append(Registered(f"m{number}-{len(files)}", chosen[0].level + 1, size, number))
+            files.append(RegisteredFile(f"m{number}-{len(files)}", chosen[0].level + 1, size, number))
     assert len(files) < 8 * 5
     assert copied < 4000 * 10 * 5

@@ -21,7 +21,7 @@ import pytest
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.builds import InProcess
+from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.merges import FANOUT
 from seamark.connector.write.appends import append
@@ -83,7 +83,7 @@ class Grown:
 
     def merge(self) -> None:
         before = sum(self.client.index("db.t", "keys").json["levels"].values())
-        done = Indexer(self.client, lambda: closing(InProcess())).round()
+        done = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
         assert (done.failed, done.damaged) == (0, 0)
         assert done.merges > 0
         assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before

@@ -12,8 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from seamark.connector.client.storage import Storage
-from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files, index_file, keys_of_file
-from seamark.connector.index.verification import Verdict, verify_index_file
+from seamark.connector.index.files import (
+    DataFile,
+    IndexTask,
+    WrittenIndex,
+    encode_index_file,
+    index_data_files,
+    keys_of_file,
+)
+from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.index.files.definitions import define
@@ -43,7 +50,7 @@ def files(tmp_path: Path) -> list[DataFile]:
     ]
 
 
-def verified(task: IndexTask, written: WrittenIndex | str) -> Verdict:
+def verified(task: IndexTask, written: WrittenIndex | str) -> VerificationResult:
     location = written if isinstance(written, str) else written.location
     assert location is not None
     return verify_index_file(location, task, sample=10, rng=random.Random(1))
@@ -58,13 +65,13 @@ def test_an_index_of_other_values_than_the_file_has_is_found_out(
     task: IndexTask, files: list[DataFile], tmp_path: Path
 ) -> None:
     other = data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
-    builts: list[Any] = []
+    entries: list[Any] = []
     for one in (other, files[1], files[2]):  # the first is not the one that the index file names
         keys = keys_of_file(task, one)
         made = {"bloom": lambda k: bloom.build(k[0]), "bitmap": lambda k: bitmap.build(k[0]), "record": record.build}
-        builts.append(made[task.definition.kind](keys))
+        entries.append(made[task.definition.kind](keys))
     location = f"{task.folder}/wrong.puffin"
-    Storage().write(location, index_file("t", task.definition, files, builts))
+    Storage().write(location, encode_index_file("t", task.definition, files, entries))
     verdict = verified(task, location)
     assert verdict.problems
     assert all("a.parquet" in problem for problem in verdict.problems)

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.arrow.filters import matching
+from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
-from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, wanted_of
+from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter, scan
-from seamark.connector.read.tables import ScanTask, open_table, plan, with_rows
+from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array
 from seamark.metaserver.iceberg.expressions.binding import bind
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -84,7 +84,7 @@ def test_sql_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnec
         read = parse_sql(sql.ours, BOUND_TO, nan_above=True)
         if not read.exact:
             continue
-        found = matching(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
+        found = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
         wanted = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
         assert set(np.flatnonzero(found).tolist()) == wanted, f"seed {seed}: {sql.ours}"
         judged += 1
@@ -282,7 +282,7 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
     served.run(make())
     opened = open_table(client, "db.t", At())
     (task,) = plan(client, opened)
-    wanted = pickle.loads(pickle.dumps(wanted_of(opened, ["id"], TRUE)))
+    wanted = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
     cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
     found = []
     for start, end in pairwise(cuts):
@@ -308,7 +308,7 @@ def test_what_one_set_of_deletes_took_and_another_did_not_can_be_read(
     for first in range(1, last):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
         now = {one.path: one for one in plan(client, after)}
-        reader = TaskReader(wanted_of(before, [FILE, POSITION], TRUE), before.storage)
+        reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
         gone = set()
         for task in plan(client, before):
             part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
@@ -341,7 +341,7 @@ def test_what_cannot_be_read_exactly_is_refused(served: Served, client: SeamarkC
 
     served.run(make())
     for where, told in (
-        ("upper(name) = 'A' AND id = 1", "exactly: UPPER"),
+        ("upper(name) = 'A' AND id = 1", "by all parts of this predicate: UPPER"),
         ("nothing = 1", "Cannot find column 'nothing'"),
         ({"type": "eq", "term": "id", "value": "x"}, "x"),
     ):
@@ -353,7 +353,7 @@ def test_what_cannot_be_read_exactly_is_refused(served: Served, client: SeamarkC
         scan(client, "db.t", at=At(ref="dev"))
     with pytest.raises(BadRequest, match="snapshot 99"):
         scan(client, "db.t", at=At(snapshot_id=99))
-    with pytest.raises(BadRequest, match="as old as"):
+    with pytest.raises(BadRequest, match="no snapshot at or before"):
         scan(client, "db.t", at=At(as_of_ms=1))
 
 
@@ -367,7 +367,7 @@ def test_files_that_are_not_read_are_told_by_name(served: Served, client: Seamar
 
     stored = served.run(make())
     opened = open_table(client, "db.t", At())
-    wanted = wanted_of(opened, None, TRUE)
+    wanted = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
     def told(**changed: Any) -> str:
@@ -377,7 +377,7 @@ def test_files_that_are_not_read_are_told_by_name(served: Served, client: Seamar
         assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
-    assert "'orc' are not read" in told(file_format="orc")
+    assert "'orc' are not supported" in told(file_format="orc")
     assert "encrypted" in told(key_metadata="AABB")
     assert "1 rows; its manifest says 2" in told(record_count=2)
     assert "cannot be read" in told(file_path=task.path + ".gone")
@@ -426,7 +426,7 @@ def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, cl
     opened = open_table(client, "db.t", At())
     assert opened.snapshot_id == 3
     bound = bound_filter("id = 1", opened)
-    tasks = list(with_rows(client, opened, bound, plan(client, opened, bound)))
+    tasks = list(restrict_to_rows(client, opened, bound, plan(client, opened, bound)))
     counts = ReadCounts()
-    reader = TaskReader(wanted_of(opened, None, bound), opened.storage, counts=counts)
+    reader = TaskReader(plan_read(opened, None, bound), opened.storage, counts=counts)
     assert sum(batch.num_rows for batch in reader.read_all(tasks)) == counts.rows == 1

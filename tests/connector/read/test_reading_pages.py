@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.read_plan import FILE, POSITION
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
@@ -65,7 +65,7 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     model |= changed
     if bitmaps:
         client.put_index("db.t", "by_id", kind="bitmap", columns=["id"])
-        with closing(InProcess()) as workers:
+        with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_id", workers)
     by_pages = 0
     for _ in range(12):

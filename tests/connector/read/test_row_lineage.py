@@ -152,7 +152,7 @@ def test_files_have_the_columns_only_where_rows_need_them(client: IndexClient, s
 def test_a_table_with_a_column_of_that_name_is_told_to_rename_it(client: IndexClient) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}])
     append(client, "db.t", rows((1, "de", 1, "a")))
-    with pytest.raises(Unwritable, match="the table has a column _row_id, as the format calls one of its own"):
+    with pytest.raises(Unwritable, match="the table has a column _row_id, a name that the format reserves"):
         upsert(client, "db.t", rows((1, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     upsert(client, "db.t", rows((1, "fr", 2, "B")), keys=["id"], mode=MERGE_ON_READ)
     assert scan(client, "db.t", ["id", "land", "_row_id"]).to_arrow().to_pylist() == [

@@ -88,7 +88,7 @@ def test_what_the_server_refuses_is_told(client: SeamarkClient, stored: Stored) 
 
 def test_an_answer_that_is_no_lookup_is_the_servers_failure(client: SeamarkClient) -> None:
     client._request = lambda *_, **__: keys_stream({"id": [1]})  # type: ignore[method-assign]
-    with pytest.raises(ServerFailed, match="no lookup"):
+    with pytest.raises(ServerFailed, match="not a lookup"):
         client.lookup("db.t", {"id": [1]})
     with pytest.raises(KeyError):
         lookup_of(pa.table({"key": [1]}))

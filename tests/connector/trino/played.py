@@ -12,8 +12,8 @@ from seamark.connector.client.errors import NotFound
 from seamark.connector.plans.async_client import (
     KnownTable,
     Name,
-    PlanTableAnswer,
     PlanTableRequest,
+    PlanTableResponse,
     PlanView,
     Reference,
     View,
@@ -48,7 +48,7 @@ class Seamark:
     views_read: list[Name] = field(default_factory=list)
     leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
-    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
         number = len(self.asked)
         self.asked.append(wanted)
         if self._view(wanted.table) is not None:
@@ -56,7 +56,7 @@ class Seamark:
         await asyncio.sleep(self.wait_s)
         usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": wanted.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return PlanTableAnswer(**{**usual, **sizes, **self.plan(wanted)})
+        return PlanTableResponse(**{**usual, **sizes, **self.plan(wanted)})
 
     async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)

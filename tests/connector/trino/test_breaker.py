@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX, PATIENCE_MAX_S, PATIENCE_S, Breaker
+from seamark.connector.trino.protocol.circuit_breaker import BACKOFF_MAX_S, BACKOFF_S, FAILURES_MAX, Breaker
 
 
 class Hands:
@@ -21,8 +21,8 @@ class Hands:
 def opened(hands: Hands) -> Breaker:
     breaker = Breaker(hands)
     for _ in range(FAILURES_MAX):
-        assert breaker.may_ask()
-        breaker.failed()
+        assert breaker.allow_request()
+        breaker.record_failure()
     return breaker
 
 
@@ -30,22 +30,22 @@ def test_it_opens_after_failures_in_a_row_and_not_before() -> None:
     breaker = Breaker(Hands())
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
-            breaker.failed()
-        assert breaker.may_ask()
-        breaker.succeeded()
+            breaker.record_failure()
+        assert breaker.allow_request()
+        breaker.record_success()
     for _ in range(FAILURES_MAX):
-        breaker.failed()
-    assert not breaker.may_ask()
+        breaker.record_failure()
+    assert not breaker.allow_request()
     assert breaker.is_open
 
 
 def test_one_tries_and_success_closes_it() -> None:
     hands = Hands()
     breaker = opened(hands)
-    hands.now_s += PATIENCE_S
-    assert [breaker.may_ask() for _ in range(3)] == [True, False, False]
-    breaker.succeeded()
-    assert breaker.may_ask()
+    hands.now_s += BACKOFF_S
+    assert [breaker.allow_request() for _ in range(3)] == [True, False, False]
+    breaker.record_success()
+    assert breaker.allow_request()
     assert not breaker.is_open
 
 
@@ -55,30 +55,30 @@ def test_each_trial_that_fails_doubles_the_time_up_to_a_bound() -> None:
     waits = []
     for _ in range(10):
         begun_s = hands.now_s
-        while not breaker.may_ask():
-            hands.now_s += PATIENCE_S / 4
+        while not breaker.allow_request():
+            hands.now_s += BACKOFF_S / 4
         waits.append(hands.now_s - begun_s)
-        breaker.failed()
-    assert waits[:4] == [PATIENCE_S, 2 * PATIENCE_S, 4 * PATIENCE_S, 8 * PATIENCE_S]
-    assert waits[-1] == PATIENCE_MAX_S
+        breaker.record_failure()
+    assert waits[:4] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
+    assert waits[-1] == BACKOFF_MAX_S
 
 
 def test_failures_of_those_who_asked_before_it_opened_change_nothing() -> None:
     hands = Hands()
     breaker = opened(hands)
     for _ in range(100):
-        breaker.failed()
-    hands.now_s += PATIENCE_S
-    assert breaker.may_ask()
+        breaker.record_failure()
+    hands.now_s += BACKOFF_S
+    assert breaker.allow_request()
 
 
 def test_a_trial_of_which_nothing_is_heard_is_followed_by_another() -> None:
     hands = Hands()
     breaker = opened(hands)
-    hands.now_s += PATIENCE_S
-    assert breaker.may_ask()
-    hands.now_s += PATIENCE_S
-    assert breaker.may_ask()
+    hands.now_s += BACKOFF_S
+    assert breaker.allow_request()
+    hands.now_s += BACKOFF_S
+    assert breaker.allow_request()
 
 
 @given(st.lists(st.sampled_from(["ask", "succeeded", "failed", "wait"]), max_size=60))
@@ -88,13 +88,13 @@ def test_it_always_asks_again_in_the_end(steps: list[str]) -> None:
     for step in steps:
         match step:
             case "ask":
-                breaker.may_ask()
+                breaker.allow_request()
             case "wait":
                 hands.now_s += 0.7
             case "succeeded":
-                breaker.succeeded()
-                assert breaker.may_ask()
+                breaker.record_success()
+                assert breaker.allow_request()
             case "failed":
-                breaker.failed()
-    hands.now_s += PATIENCE_MAX_S
-    assert breaker.may_ask()
+                breaker.record_failure()
+    hands.now_s += BACKOFF_MAX_S
+    assert breaker.allow_request()

@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.trino.protocol.access_rules import RuleDecision, Used, judge
+from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
 from tests.connector.trino.protocol import rules_of, table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
-JOINED = Used({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
-VIEWED = Used({T: frozenset({"x"})}, views=frozenset({V}))
+JOINED = PlanInputs({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
+VIEWED = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
-def judged(used: Used, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
-    return judge(json.dumps(rules_of(*tables, **properties)).encode(), used)
+def judged(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
+    return check_access(json.dumps(rules_of(*tables, **properties)).encode(), used)
 
 
 @pytest.mark.parametrize(
     ("used", "tables", "verdict"),
     [
-        (JOINED, [table("t"), table("u")], RuleDecision.FREE),
-        (JOINED, [table("t"), table("u"), table("other")], RuleDecision.FREE),
-        (JOINED, [table("t", filters=["a = 1"]), table("u")], RuleDecision.QUIET),
-        (JOINED, [table("t", masks={"z": "NULL"}), table("u")], RuleDecision.QUIET),
-        (JOINED, [table("t"), table("u", masks={"z": "NULL"})], RuleDecision.QUIET),
-        (JOINED, [table("t"), table("u"), table("other", filters=["a = 1"])], RuleDecision.QUIET),
+        (JOINED, [table("t"), table("u")], RuleDecision.NO_RULES),
+        (JOINED, [table("t"), table("u"), table("other")], RuleDecision.NO_RULES),
+        (JOINED, [table("t", filters=["a = 1"]), table("u")], RuleDecision.NO_EFFECT),
+        (JOINED, [table("t", masks={"z": "NULL"}), table("u")], RuleDecision.NO_EFFECT),
+        (JOINED, [table("t"), table("u", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
+        (JOINED, [table("t"), table("u"), table("other", filters=["a = 1"])], RuleDecision.NO_EFFECT),
         (JOINED, [table("t"), table("u", filters=["a = 1"])], RuleDecision.FORBIDDEN),
         (JOINED, [table("t", masks={"k": "NULL"}), table("u")], RuleDecision.FORBIDDEN),
         (JOINED, [table("t"), table("u", masks={"Y": "NULL"})], RuleDecision.FORBIDDEN),
@@ -36,7 +36,7 @@ def judged(used: Used, *tables: dict[str, Any], **properties: Any) -> RuleDecisi
         (JOINED, [table("t", masks={"z": "(select 1)"}), table("u")], RuleDecision.FORBIDDEN),
         (JOINED, [table("t")], RuleDecision.UNKNOWN),
         (JOINED, [], RuleDecision.UNKNOWN),
-        (VIEWED, [table("t"), table("v"), table("v~plan~0")], RuleDecision.FREE),
+        (VIEWED, [table("t"), table("v"), table("v~plan~0")], RuleDecision.NO_RULES),
         (VIEWED, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], RuleDecision.FORBIDDEN),
         (VIEWED, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], RuleDecision.FORBIDDEN),
         (VIEWED, [table("t"), table("v"), table("v~plan~0", filters=["a = 1"])], RuleDecision.FORBIDDEN),
@@ -44,18 +44,18 @@ def judged(used: Used, *tables: dict[str, Any], **properties: Any) -> RuleDecisi
     ],
 )
 def test_rules_decide_by_what_files_were_left_out_by(
-    used: Used, tables: list[dict[str, Any]], verdict: RuleDecision
+    used: PlanInputs, tables: list[dict[str, Any]], verdict: RuleDecision
 ) -> None:
     assert judged(used, *tables) is verdict
 
 
 def test_what_is_explained_shows_counts_so_no_rule_may_be_in_force() -> None:
-    explained = Used({T: frozenset({"x"})}, explains=True)
-    assert judged(explained, table("t")) is RuleDecision.FREE
+    explained = PlanInputs({T: frozenset({"x"})}, explains=True)
+    assert judged(explained, table("t")) is RuleDecision.NO_RULES
     assert judged(explained, table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
-@pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.FREE)])
+@pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])
 def test_a_demand_for_partition_filters_that_the_session_got_elsewhere_is_respected(
     value: str, verdict: RuleDecision
 ) -> None:
@@ -64,4 +64,4 @@ def test_a_demand_for_partition_filters_that_the_session_got_elsewhere_is_respec
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
 def test_an_answer_that_is_not_understood_says_nothing(answer: bytes) -> None:
-    assert judge(answer, Used()) is RuleDecision.UNKNOWN
+    assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

@@ -19,10 +19,10 @@ from tests.services.trino_proxy import trino_proxy
     [
         (["--catalog", "lake"], "--trino"),
         (["--trino", "http://t:1"], "--catalog"),
-        (["--trino", "t:1", "--catalog", "lake"], "'t:1' is no address of a coordinator"),
+        (["--trino", "t:1", "--catalog", "lake"], "'t:1' is not the URL of a coordinator"),
         (["--trino", "http://t:1/ui", "--catalog", "lake"], "a scheme, a host and a port"),
         (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "none twice"),
-        (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is no address of a server"),
+        (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is not the URL of a server"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "belong together"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__, "--tls-key", __file__], ""),
         (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),

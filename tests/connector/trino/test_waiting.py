@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from seamark.connector.trino.protocol import queued_statements
-from seamark.connector.trino.protocol.queued_statements import Waiting
+from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.rewriter import Limits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
@@ -22,34 +22,34 @@ PLANS = [(("db", "t"), 5)]
 
 
 def test_plans_are_renewed_for_who_asks_how_far_a_statement_in_the_queue_is() -> None:
-    made = Waiting(lease_s=0)
-    assert made.due("/v1/statement/queued/q1/slug/1") == ()
+    made = QueuedStatements(lease_s=0)
+    assert made.plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
     made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     made.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
     made.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
     for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
-        assert made.due(f"/v1/statement/{target}") == PLANS
+        assert made.plans_to_renew(f"/v1/statement/{target}") == PLANS
     for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
-        assert made.due(f"/v1/statement/{target}") == ()
+        assert made.plans_to_renew(f"/v1/statement/{target}") == ()
 
 
 def test_plans_are_not_renewed_each_time() -> None:
-    made = Waiting(lease_s=1000)
+    made = QueuedStatements(lease_s=1000)
     made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    assert made.due("/v1/statement/queued/q1/slug/2") == ()
+    assert made.plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
     # But at once, where the coordinator has taken long to answer.
     made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
-    assert made.due("/v1/statement/queued/q1/slug/2") == PLANS
-    assert made.due("/v1/statement/queued/q1/slug/3") == ()
+    assert made.plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
+    assert made.plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
 
 
 def test_no_more_is_remembered_than_there_is_room_for() -> None:
-    made = Waiting(lease_s=0)
+    made = QueuedStatements(lease_s=0)
     for number in range(100_000):
         made.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
-    known = sum(bool(made.due(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
+    known = sum(bool(made.plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
     assert 1000 < known < 50_000
-    assert made.due("/v1/statement/queued/q99999/slug/2") == PLANS
+    assert made.plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
 async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from seamark.connector.client.errors import ClientError, ServerFailed
 from seamark.connector.plans.async_client import Name
-from seamark.connector.trino.protocol.plan_withdrawal import Withdrawing
+from seamark.connector.trino.protocol.plan_withdrawal import PlanWithdrawal
 from tests.waits import until
 
 T, U = ("db", "t"), ("db", "u")
@@ -39,14 +39,14 @@ class Catalog:
 
 
 @asynccontextmanager
-async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, Withdrawing]]:
+async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
     catalog = Catalog()
-    made = Withdrawing(catalog.lease, idle_s)
+    made = PlanWithdrawal(catalog.lease, idle_s)
     yield catalog, made
     await made.close()
 
 
-def note(catalog: Catalog, made: Withdrawing, *plans: tuple[Name, int]) -> None:
+def note(catalog: Catalog, made: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
     catalog.made(*plans)
     for plan in plans:
         made.note(plan, time.monotonic())

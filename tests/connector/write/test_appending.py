@@ -20,9 +20,9 @@ from pyiceberg.types import FloatType, LongType, NestedField, StringType
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.commits import CommitClient
-from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, error_of
+from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, parse_error
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.write.appends import append, destination, overwrite, overwrite_partitions
+from seamark.connector.write.appends import append, open_destination, overwrite, overwrite_partitions
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.metaserver.wire import INDEX_FILES_MAX
 from tests.connector.served import Served
@@ -88,7 +88,7 @@ def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, 
 
 
 def test_more_index_files_than_a_commit_may_bring_fail_no_append(client: IndexClient, served: Served) -> None:
-    into = destination(client, "db.t")
+    into = open_destination(client, "db.t")
     tasks = -(-(INDEX_FILES_MAX + 1) // len(INDEXED))
     written = WrittenFiles.joined(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
     assert len(written.index_files) > INDEX_FILES_MAX
@@ -211,7 +211,7 @@ def test_a_refusal_deletes_no_file_that_an_earlier_sending_may_have_committed(
         if not path.endswith("/commit"):
             return real(self, method, path, *given, **more)
         status, kind = left.pop(0)
-        raise error_of(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
+        raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     with pytest.raises((Refused, Unavailable)):

@@ -16,7 +16,7 @@ from seamark.connector.client.errors import BadRequest, Conflict, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
-from seamark.connector.write.buckets import Resized, bucket_sizes, resize
+from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
 from seamark.metaserver.cli.main import cli
 from tests.connector.write.test_upserts import create, held, rows
@@ -99,7 +99,7 @@ def test_more_buckets_than_any_memory_holds_are_refused_by_their_number(client: 
     (found,) = bucket_sizes(client, "db.t")
     assert (found.buckets, found.rows.sum()) == (1 << 20, 2)
     set_spec(client, ("b", "bucket[1048577]", 1))
-    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; the sizes of 1,048,576 at most"):
+    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; sizes are reported for at most 1,048,576"):
         bucket_sizes(client, "db.t")
 
 
@@ -151,7 +151,7 @@ def test_a_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexCl
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", ids([1, 2, 3], "de"))
     before = loaded(client)
-    assert resize(client, "db.t", buckets=16) == Resized("id", 8, 16, 1)
+    assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
     assert fields(client) == [
         ("p0", "identity", 1000),
         ("id_bucket_16", "bucket[16]", 1003),
@@ -167,7 +167,7 @@ def test_a_resize_that_is_done_already_changes_nothing(client: IndexClient) -> N
     create(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=64)  # three doublings in one
     location = loaded(client)
-    assert resize(client, "db.t", buckets=64) == Resized("id", 64, 64, 1)
+    assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
     assert loaded(client) == location
 
 
@@ -230,8 +230,8 @@ def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClie
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (4, "8 buckets, and 4 are fewer: buckets are only made more"),
-        (1, "are only made more"),
+        (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
+        (1, "can only grow"),
         (12, "12 is not 8 doubled: 16, 32, 64"),
         (24, "24 is not 8 doubled"),
         (0, "0 is not 8 doubled"),
@@ -248,7 +248,7 @@ def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient, want
 
 def test_what_buckets_are_meant_has_to_be_clear(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
-    with pytest.raises(BadRequest, match="buckets of id, land; say which"):
+    with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
     with pytest.raises(BadRequest, match="no buckets of note; it has those of id, land"):
         resize(client, "db.t", buckets=16, column="note")
@@ -276,7 +276,7 @@ def test_a_resize_is_tried_again_where_others_change_the_spec(
 
     monkeypatch.setattr(buckets, "_update", overtaken)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
-    assert resize(client, "db.t", buckets=16) == Resized("id", 8, 16, 3)
+    assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert others == []
     assert [one[0] for one in fields(client)] == ["note", "id_bucket_16"]
 
@@ -347,14 +347,14 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("db.t", "--resize", "4"), 2, "only made more"),
+        (("db.t", "--resize", "4"), 2, "can only grow"),
         (("db.t", "--resize", "10"), 2, "not 8 doubled"),
         (("db.t", "--resize", "0"), 2, "--resize"),
         (("db.t", "--resize", "16", "--double"), 2, "set one of them"),
         (("db.t", "--column", "note"), 2, "buckets of id only"),
         (("db.plain", "--double"), 2, "has no buckets"),
         (("db.nope",), 1, "does not exist"),
-        (("t",), 2, "names no table"),
+        (("t",), 2, "not the name of a table"),
     ],
 )
 def test_what_is_refused_is_told_in_one_line(

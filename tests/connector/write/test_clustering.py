@@ -14,7 +14,16 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.write.clustering import BITS, Attributes, Clustering, KeyLookup, Ranks, Reached, cuts, ordered
+from seamark.connector.write.clustering import (
+    BITS,
+    Attributes,
+    Clustering,
+    JoinedRows,
+    KeyMatcher,
+    Ranks,
+    range_bounds,
+    sortable_keys,
+)
 from seamark.connector.write.curves import CURVES, HILBERT, ZORDER, curve_keys
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
@@ -62,7 +71,7 @@ def test_many_wide_attributes_have_keys_that_compare_as_bytes() -> None:
     for curve in CURVES:
         keys = curve_keys(points, 31, curve)
         assert keys.shape == (500, -(-20 * 31 // 8))
-        assert np.array_equal(np.sort(ordered(keys)), np.array(sorted(bytes(one) for one in keys)))
+        assert np.array_equal(np.sort(sortable_keys(keys)), np.array(sorted(bytes(one) for one in keys)))
 
 
 def test_an_unknown_curve_is_refused() -> None:
@@ -133,7 +142,7 @@ def test_a_row_is_found_by_all_of_its_key(seed: int) -> None:
     keys = list(zip(*(one.to_pylist() for one in table), strict=True))
     asked = zip(*(one.to_pylist() for one in given), strict=True)
     expected = [keys.index(one) if None not in one and one in keys else -1 for one in asked]
-    lookup = pickle.loads(pickle.dumps(KeyLookup(table)))
+    lookup = pickle.loads(pickle.dumps(KeyMatcher(table)))
     assert lookup.rows(given).tolist() == expected
 
 
@@ -141,8 +150,8 @@ NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank
 CUSTOMERS = pa.table({"id": [10, 20, 30, 10], "nation": ["fr", "de", "xx", "de"], "city": ["P", "B", None, "never"]})
 FACTS = pa.table({"customer": [10, 20, 30, 40, None, 10], "day": [1, 2, 3, 4, 5, 6], "x.y": [0] * 6})
 JOINS = {
-    "customer": Reached(CUSTOMERS, {"customer": "id"}),
-    "nation": Reached(NATIONS, {"customer.nation": "id"}),
+    "customer": JoinedRows(CUSTOMERS, {"customer": "id"}),
+    "nation": JoinedRows(NATIONS, {"customer.nation": "id"}),
 }
 
 
@@ -188,11 +197,11 @@ def test_what_makes_no_sense_is_told() -> None:
         (["no"], {}, "no column 'no'"),
         (["customer.no"], JOINS, "no column 'customer.no'"),
         (["other.city"], JOINS, "no column 'other.city'"),
-        (["c.tags"], {"c": Reached(nested, {"customer": "id"})}, "cannot be clustered"),
-        (["c.id"], {"c": Reached(nested, {})}, "by which columns 'c'"),
-        (["c.id"], {"c": Reached(nested, {"customer": "no"})}, "no column 'c.no'"),
-        (["c.id"], {"c": Reached(NATIONS, {"customer": "id"})}, "never equal"),
-        (["n.id"], {**JOINS, "n": Reached(NATIONS, {"customer.nation": "id", "day": "rank"})}, "not from several"),
+        (["c.tags"], {"c": JoinedRows(nested, {"customer": "id"})}, "cannot be clustered"),
+        (["c.id"], {"c": JoinedRows(nested, {})}, "'c' is joined on no columns"),
+        (["c.id"], {"c": JoinedRows(nested, {"customer": "no"})}, "no column 'c.no'"),
+        (["c.id"], {"c": JoinedRows(NATIONS, {"customer": "id"})}, "never equal"),
+        (["n.id"], {**JOINS, "n": JoinedRows(NATIONS, {"customer.nation": "id", "day": "rank"})}, "a join has one"),
     ):
         with pytest.raises(BadRequest, match=told):
             Attributes(by, joins, schema)
@@ -201,10 +210,10 @@ def test_what_makes_no_sense_is_told() -> None:
 
 def test_cuts_make_parts_of_about_equal_numbers() -> None:
     keys = np.array([bytes([one]) for one in random.Random(1).sample(range(200), 200)], dtype="S1")
-    at = cuts(keys, 7)
+    at = range_bounds(keys, 7)
     counts = np.bincount(np.searchsorted(at, keys, "right"), minlength=7)
     assert counts.sum() == 200
     assert counts.min() >= 28
     assert counts.max() <= 30
-    assert len(cuts(keys, 1)) == 0
-    assert len(cuts(keys[:0], 5)) == 0
+    assert len(range_bounds(keys, 1)) == 0
+    assert len(range_bounds(keys[:0], 5)) == 0

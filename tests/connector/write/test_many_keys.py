@@ -12,7 +12,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.row_answers import Lookup
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import ScanTask, open_table
-from seamark.connector.write.appends import append, destination
+from seamark.connector.write.appends import append, open_destination
 from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
@@ -28,7 +28,7 @@ def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
     monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
     monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
     create(client)
-    into = destination(client, "db.t")
+    into = open_destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
     written = [write_batches(into.target, rows(*((one, "de", 1, "n") for one in part)).to_batches()) for part in parts]
     into.commit(client, WrittenFiles.joined(written))

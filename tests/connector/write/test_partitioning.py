@@ -15,7 +15,7 @@ from pyiceberg.transforms import parse_transform
 from pyiceberg.types import IcebergType
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
-from seamark.connector.arrow.partitions import Partitioner, hashes_of, transformed
+from seamark.connector.arrow.partitions import Partitioner, apply_transform, hashes_of
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
 from seamark.metaserver.iceberg.types.transforms import accepts, apply
@@ -29,7 +29,7 @@ PAIRS = [(transform, kind) for kind in typed.SAMPLES for transform in TRANSFORMS
 
 
 def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    found = transformed(transform, kind, column)
+    found = apply_transform(transform, kind, column)
     return [found.values[code] for code in found.codes.tolist()]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.commits import producer_named
+from seamark.connector.client.commits import producer_json
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
@@ -24,12 +24,12 @@ from tests.connector.write.test_upserts import create, held, rows
 )
 def test_what_is_no_producer_is_refused_by_what_it_is(producer: Any) -> None:
     with pytest.raises(ValueError, match="it must be a name and a whole number from 0"):
-        producer_named(producer)
+        producer_json(producer)
 
 
 def test_a_producer_is_told_as_commits_have_it() -> None:
-    assert producer_named(("job", 0)) == {"id": "job", "sequence": 0}
-    assert producer_named(None) is None
+    assert producer_json(("job", 0)) == {"id": "job", "sequence": 0}
+    assert producer_json(None) is None
 
 
 def test_nobody_is_asked_for_a_change_of_no_producer_or_by_one_name_for_names() -> None:
@@ -65,7 +65,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
     "stale upsert": lambda client, **how: upsert(
         client, "db.t", rows((9, "b", 1)), keys=["id"], precombine="ts", **how
     ),
-    "unlocated": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], way=EQUALITY, **how),
+    "unlocated": lambda client, **how: upsert(client, "db.t", rows(), keys=["id"], strategy=EQUALITY, **how),
     "overwrite": lambda client, **how: overwrite_partitions(client, "db.t", rows(), **how),
 }
 

@@ -30,7 +30,7 @@ def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
 OTHERS: dict[str, Any] = {
     "upsert": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], mode="merge-on-read"),
     "copy": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], mode="copy-on-write"),
-    "equality": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], way=EQUALITY),
+    "equality": lambda client: upsert(client, "db.t", rows((1, "b", 9)), keys=["id"], strategy=EQUALITY),
     "delete": lambda client: delete(client, "db.t", where="id = 1"),
     "second row": lambda client: append(client, "db.t", rows((1, "a", 1))),
 }
@@ -90,7 +90,7 @@ def test_a_snapshot_that_is_not_of_the_history_is_refused(client: IndexClient) -
     with pytest.raises(Conflict, match="has expired"):
         upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], read_snapshot_id=4711)
     with pytest.raises(ValueError, match="needs the stored rows"):
-        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], way=EQUALITY, read_snapshot_id=4711)
+        upsert(client, "db.t", rows((1, "b", 1)), keys=["id"], strategy=EQUALITY, read_snapshot_id=4711)
     with pytest.raises(ValueError, match="by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", read_snapshot_id=4711)
 

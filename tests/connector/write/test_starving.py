@@ -42,7 +42,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
         try:
             while not stop.is_set():
                 batch = rows(*((key, f"stream{done[0]}", done[0]) for key in keys))
-                upsert(client, "db.t", batch, keys=["id"], way=EQUALITY)
+                upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
                 done[0] += 1
         except Exception as error:  # noqa: BLE001  told by the test
             failed.append(error)
@@ -67,13 +67,13 @@ def test_equality_upserts_of_other_keys_between_its_own_are_no_conflict(
 ) -> None:
     filled(client, version, spec, properties=BY_ID if indexed else {})
     others = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], way=EQUALITY))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], strategy=EQUALITY))
     ours = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
     report = upsert(client, "db.t", ours, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
     assert lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], way=EQUALITY))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], strategy=EQUALITY))
     gone = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
     assert (gone.attempts, gone.deleted) == (1, 2)
 
@@ -89,9 +89,9 @@ def test_equality_changes_of_one_of_its_keys_are_still_a_conflict(
 
     def other() -> None:
         if deletes:
-            delete(client, "db.t", keys=pa.table({"id": [10, 59, 190]}), way=EQUALITY)
+            delete(client, "db.t", keys=pa.table({"id": [10, 59, 190]}), strategy=EQUALITY)
         else:
-            upsert(client, "db.t", rows(*((key, "theirs") for key in (10, 59, 190))), keys=["id"], way=EQUALITY)
+            upsert(client, "db.t", rows(*((key, "theirs") for key in (10, 59, 190))), keys=["id"], strategy=EQUALITY)
 
     meanwhile(monkeypatch, other)
     report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
@@ -105,7 +105,7 @@ def test_a_key_of_several_columns_is_compared_whole(client: IndexClient, monkeyp
     create(client)
     append(client, "db.t", rows((1, "a"), (1, "c"), (2, "b")))
     theirs = rows((1, "c", 1), (2, "a", 1))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", theirs, keys=["id", "land"], way=EQUALITY))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", theirs, keys=["id", "land"], strategy=EQUALITY))
     report = upsert(client, "db.t", rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 1)
     found = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
@@ -116,7 +116,7 @@ def test_rows_changed_by_another_column_than_the_equality_deletes_have_are_a_con
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(client, 3, "whole")
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((7, "x")), keys=["id"], way=EQUALITY))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((7, "x")), keys=["id"], strategy=EQUALITY))
     assert delete(client, "db.t", where="land = 'x' or id = 31", mode="merge-on-read").attempts == 2
     assert not {7, 31} & lands(client).keys()
 

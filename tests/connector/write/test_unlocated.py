@@ -41,13 +41,15 @@ def test_rows_come_in_the_place_of_those_with_their_keys_and_nothing_is_read(
 ) -> None:
     create(client, version=version, spec=spec)
     append(client, "db.t", rows(*((key, "old") for key in range(30))))
-    done = upsert(client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], way=EQUALITY)
+    done = upsert(
+        client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
+    )
     wanted = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
     assert lands(client) == wanted
     assert (done.attempts, done.files_read, done.duplicate) == (1, 0, False)
-    upsert(client, "db.t", rows((5, "newer")), keys=["id"], way=EQUALITY)
+    upsert(client, "db.t", rows((5, "newer")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == wanted | {5: "newer"}
-    gone = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), way=EQUALITY)
+    gone = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
     assert gone.files_written > 0
     left = {key: land for key, land in (wanted | {5: "newer"}).items() if key not in (6, 7)}
     assert lands(client) == left
@@ -59,7 +61,7 @@ def test_rows_come_in_the_place_of_those_with_their_keys_and_nothing_is_read(
 def test_keys_of_several_columns_are_replaced_within_their_partitions(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
     append(client, "db.t", rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
-    upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], way=EQUALITY)
+    upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
     found = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
     assert sorted(tuple(one.values()) for one in found) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
@@ -69,56 +71,56 @@ def test_rows_of_every_spec_that_the_table_had_are_replaced(client: IndexClient)
     for number, count in enumerate((2, 4, 8)):
         resize(client, "db.t", buckets=count)
         append(client, "db.t", rows(*((key, "old") for key in range(20 * number, 20 * number + 20))))
-    upsert(client, "db.t", rows(*((key, "new") for key in range(0, 60, 3))), keys=["id"], way=EQUALITY)
+    upsert(client, "db.t", rows(*((key, "new") for key in range(0, 60, 3))), keys=["id"], strategy=EQUALITY)
     assert lands(client) == {key: "old" if key % 3 else "new" for key in range(60)}
 
 
 def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexClient) -> None:
     create(client, spec=[("identity", 2)])
     append(client, "db.t", rows((1, "de"), (2, "fr")))
-    with pytest.raises(Unwritable, match="spec 0 of the table is by p0, which is not of the key id"):
-        upsert(client, "db.t", rows((1, "it")), keys=["id"], way=EQUALITY)
+    with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
+        upsert(client, "db.t", rows((1, "it")), keys=["id"], strategy=EQUALITY)
     evolve(client, "t", "", 0, 1)
     append(client, "db.t", rows((3, "de")))
     evolve(client, "t", "identity", 2, 2)
-    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], way=EQUALITY)
+    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == {1: "it", 2: "fr", 3: "it"}
 
 
 def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClient) -> None:
     create(client, spec=[("void", 2)])
     append(client, "db.t", rows((1, "de"), (2, "fr")))
-    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], way=EQUALITY)
+    upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == {1: "it", 2: "fr", 3: "it"}
     evolve(client, "t", "identity", 2, 1)
     append(client, "db.t", rows((4, "de"), (5, "de")))
-    delete(client, "db.t", keys=pa.table({"id": [1, 4]}), way=EQUALITY)
+    delete(client, "db.t", keys=pa.table({"id": [1, 4]}), strategy=EQUALITY)
     assert lands(client) == {2: "fr", 3: "it", 5: "de"}
 
 
 def test_void_fields_beside_those_of_the_key_do_not_matter(client: IndexClient) -> None:
     create(client, spec=[("void", 2), ("bucket[4]", 1)])
     append(client, "db.t", rows(*((key, "old") for key in range(10))))
-    upsert(client, "db.t", rows((1, "new"), (99, "new")), keys=["id"], way=EQUALITY)
+    upsert(client, "db.t", rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
 
 
 def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served: Served) -> None:
     create(client, version=1)
-    with pytest.raises(Unwritable, match="no equality deletes; upgrade it"):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"], way=EQUALITY)
+    with pytest.raises(Unwritable, match="or equality deletes; upgrade it"):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY)
     fields = [
         {"id": 1, "name": "x", "required": False, "type": "double"},
         {"id": 2, "name": "y", "required": False, "type": "int"},
     ]
     create(client, "f", fields=fields)
-    with pytest.raises(Unwritable, match="column x is of a type that readers do not compare alike"):
-        upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], way=EQUALITY)
+    with pytest.raises(Unwritable, match="column x has a type that readers compare differently"):
+        upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key has no nulls"):
-        delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), way=EQUALITY)
+        delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
     assert files_of(served) == set()
     none = pa.table({"y": pa.array([], pa.int32())})
-    assert delete(client, "db.f", keys=none, way=EQUALITY).snapshot_id is None
+    assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
 
 
 @pytest.mark.parametrize(
@@ -126,16 +128,16 @@ def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served:
     [
         ({"precombine": "ts"}, "precombine needs the stored rows"),
         ({"columns": ["land"]}, "columns needs the stored rows"),
-        ({"mode": "copy-on-write"}, "can only be marked as deleted"),
+        ({"mode": "copy-on-write"}, "requires merge-on-read"),
     ],
     ids=["precombine", "columns", "copy-on-write"],
 )
 def test_what_would_need_the_stored_rows_is_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
     create(client)
     with pytest.raises(ValueError, match=said):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"], way=EQUALITY, **wanted)
-    with pytest.raises(ValueError, match="rows go by keys, not by a predicate"):
-        delete(client, "db.t", where="id = 1", way=EQUALITY)
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **wanted)
+    with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
+        delete(client, "db.t", where="id = 1", strategy=EQUALITY)
 
 
 # Beside others
@@ -145,7 +147,7 @@ def test_it_waits_for_nobody_and_who_comes_last_wins(client: IndexClient, monkey
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", rows((1, "old"), (2, "old")))
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs"), (2, "theirs")), keys=["id"]))
-    assert upsert(client, "db.t", rows((1, "ours")), keys=["id"], way=EQUALITY).attempts == 1
+    assert upsert(client, "db.t", rows((1, "ours")), keys=["id"], strategy=EQUALITY).attempts == 1
     assert lands(client) == {1: "ours", 2: "theirs"}
 
 
@@ -155,7 +157,7 @@ def test_who_has_located_rows_begins_again_where_they_are_gone(
 ) -> None:
     create(client, spec=[("bucket[4]", 1)], properties=BY_ID)
     append(client, "db.t", rows((1, "old", 1), (2, "old", 1)))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs", 2)), keys=["id"], way=EQUALITY))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", rows((1, "theirs", 2)), keys=["id"], strategy=EQUALITY))
     report = upsert(client, "db.t", rows((1, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert report.attempts == 2
     assert held(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
@@ -176,7 +178,7 @@ def test_what_others_write_by_a_new_spec_meanwhile_is_replaced_too(
 
     before = files_of(served)
     meanwhile(monkeypatch, resized)
-    report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], way=EQUALITY)
+    report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
     assert len(files_of(served) - before - fresh) == report.files_written  # nothing is left of the first attempt
@@ -199,7 +201,7 @@ def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(
         commit(client, "db.t", {**body, "read-snapshot-id": opened.snapshot_id}, lambda: None)
 
     meanwhile(monkeypatch, compacted)
-    report = upsert(client, "db.t", rows((1, "new"), (2, "new")), keys=["id"], way=EQUALITY)
+    report = upsert(client, "db.t", rows((1, "new"), (2, "new")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 2: "new"}
     assert {task.spec_id for task in plan(client, open_table(client, "db.t", CURRENT))} == {1}
@@ -208,7 +210,7 @@ def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(
 def test_a_producers_batch_is_there_once(client: IndexClient) -> None:
     create(client)
     for land, duplicate in (("de", False), ("fr", True)):
-        done = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), way=EQUALITY)
+        done = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
         assert done.duplicate == duplicate
     assert lands(client) == {1: "de"}
 
@@ -224,9 +226,9 @@ class Unlocated(Step):
         said = {"step": str(self.number)}
         given = pa.Table.from_pylist(self.rows, ARROW)
         if self.kind == "upsert":
-            upsert(client, name, given, keys=["id"], summary=said, way=EQUALITY)
+            upsert(client, name, given, keys=["id"], summary=said, strategy=EQUALITY)
         else:
-            delete(client, name, keys=given.select(["id"]), summary=said, way=EQUALITY)
+            delete(client, name, keys=given.select(["id"]), summary=said, strategy=EQUALITY)
 
 
 def mixed(rng: random.Random, count: int) -> list[Step]:

@@ -321,8 +321,8 @@ def test_a_column_that_is_called_as_positions_are_is_a_column(client: IndexClien
 # Keys
 
 
-@pytest.mark.parametrize("way", ["lookup", "scan"])
-def test_keys_of_every_type_are_found(client: IndexClient, way: str) -> None:
+@pytest.mark.parametrize("strategy", ["lookup", "scan"])
+def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> None:
     for number, (kind, samples) in enumerate(typed.SAMPLES.items()):
         name = f"k{number}"
         fields = [
@@ -339,13 +339,13 @@ def test_keys_of_every_type_are_found(client: IndexClient, way: str) -> None:
         )
         chosen = values[1:]
         given = pa.table({"k": typed.array(kind, chosen), "v": pa.array([1] * len(chosen))})
-        report = upsert(client, f"db.{name}", given, keys=["k"], mode="merge-on-read", way=way)
+        report = upsert(client, f"db.{name}", given, keys=["k"], mode="merge-on-read", strategy=strategy)
         assert (report.updated, report.inserted) == (len(chosen), 0), kind
         read = scan(client, f"db.{name}").to_arrow()
         pairs = zip(typed.plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
         wanted = [(values[0], 0), (None, 0), *((one, 1) for one in chosen)]
         assert sorted(map(repr, pairs)) == sorted(map(repr, wanted)), kind
-        gone = delete(client, f"db.{name}", keys=given.select(["k"]), mode="copy-on-write", way=way)
+        gone = delete(client, f"db.{name}", keys=given.select(["k"]), mode="copy-on-write", strategy=strategy)
         assert gone.deleted == len(chosen), kind
 
 
@@ -367,9 +367,9 @@ def twice(name: str) -> pa.Table:
     ("given", "how", "says"),
     [
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
-        (rows((1, "de")), {"keys": ["nothing"]}, "no column nothing"),
+        (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
         (rows((1, "de")), {"keys": []}, "at least one"),
-        (rows((1, "de")), {"keys": ["id", "id"]}, "each once"),
+        (rows((1, "de")), {"keys": ["id", "id"]}, "no column twice"),
         (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
@@ -379,7 +379,7 @@ def twice(name: str) -> pa.Table:
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
-        (rows((1, "de")), {"keys": ["id"], "way": "lookup"}, "no record index is on the key id"),
+        (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "no record index is on the key id"),
     ],
 )
 def test_what_is_no_upsert_is_refused_and_leaves_nothing(
@@ -400,9 +400,9 @@ def test_modes_and_ways_that_there_are_not_are_refused(client: IndexClient) -> N
         upsert(client, "db.t", rows((1, "de")), keys=["id"])
     with pytest.raises(ValueError, match="mode is 'fast'"):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], mode="fast")
-    with pytest.raises(ValueError, match="way is 'guess'"):
-        delete(client, "db.t", keys=rows((1, "de")).select(["id"]), way="guess")
-    with pytest.raises(ValueError, match="by keys or by a predicate"):
+    with pytest.raises(ValueError, match="strategy is 'guess'"):
+        delete(client, "db.t", keys=rows((1, "de")).select(["id"]), strategy="guess")
+    with pytest.raises(ValueError, match="give either keys or a predicate"):
         delete(client, "db.t")
 
 
@@ -425,8 +425,8 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_change(
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":
-        upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY)
-        delete(client, "db.t", keys=pa.table({"id": [2]}), way=EQUALITY)
+        upsert(client, "db.t", rows((1, "b")), keys=["id"], strategy=EQUALITY)
+        delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=EQUALITY)
     else:
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)

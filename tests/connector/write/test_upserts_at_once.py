@@ -102,7 +102,7 @@ def test_who_is_always_overtaken_gives_up_and_cleans_up(
     [
         lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"]),
         lambda client: delete(client, "db.t", keys=pa.table({"id": [1]})),
-        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], way=EQUALITY),
+        lambda client: upsert(client, "db.t", rows((1, "b")), keys=["id"], strategy=EQUALITY),
     ],
     ids=["upsert", "delete", "unlocated"],
 )

@@ -39,18 +39,18 @@ class Step:
     rows: list[Row] = field(default_factory=list)
     by: str | None = None
     mode: str = MODES[0]
-    way: str | None = None
+    strategy: str | None = None
     where: tuple[str, int] = ("", 0)
 
     def take(self, client: IndexClient, name: str) -> Any:
         said: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
-        how: dict[str, Any] = {"mode": self.mode, "way": self.way}
+        how: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
         given = pa.Table.from_pylist(self.rows, ARROW)
         match self.kind:
             case "append":
                 return append(client, name, given, **said)
             case "unlocated":
-                return upsert(client, name, given, keys=["id"], way=EQUALITY, **said)
+                return upsert(client, name, given, keys=["id"], strategy=EQUALITY, **said)
             case "upsert":
                 return upsert(client, name, given, keys=["id"], precombine=self.by, **how, **said)
             case "partial":
@@ -178,7 +178,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a table, and how its specs change on the way: (transform, source id)."""
+    """Of a table, and how its specs change on the strategy: (transform, source id)."""
 
     version: int
     specs: tuple[tuple[str, int], ...] = ()

@@ -17,7 +17,7 @@ from pyiceberg.table.locations import load_location_provider
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, index_data_files
-from seamark.connector.write.appends import batches_of
+from seamark.connector.write.appends import to_batches
 from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.locations import data_location, partition_path
 from seamark.connector.write.table_writer import TableWriter, WriteLimits, WrittenFiles, write_batches
@@ -336,10 +336,10 @@ def test_rows_come_in_whatever_form_arrow_has_them() -> None:
 
     forms: list[tuple[Any, int]] = [(given, 10), (batch, 10), (reader, 20), (Speaks(), 10), ([batch, given], 20)]
     for form, count in forms:
-        assert sum(one.num_rows for one in batches_of(form)) == count
+        assert sum(one.num_rows for one in to_batches(form)) == count
     for wrong in ({"id": [1]}, "rows", 7):
         with pytest.raises(Unwritable, match=type(wrong).__name__):
-            list(batches_of(wrong))
+            list(to_batches(wrong))
 
 
 # Where files lie

@@ -37,9 +37,9 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
-from seamark.connector.index.builds import InProcess, build
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.changes import changes, history
-from seamark.connector.read.read_plan import wanted_of
+from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.spark import reader_choice as choosing
@@ -208,7 +208,7 @@ def test_filters_mean_what_spark_means_by_them(rig: Rig, table: str) -> None:
         for number, (sql, given) in enumerate(FILTERS):
             where = expression_of(given, opened.schema)
             assert where is not None, sql
-            reader = TaskReader(wanted_of(opened, ["id"], where), opened.storage)
+            reader = TaskReader(plan_read(opened, ["id"], where), opened.storage)
             found = [one for batch in reader.read_all(plan(client, opened, where)) for one in batch["id"].to_pylist()]
             assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
 
@@ -318,7 +318,7 @@ def test_changes_lead_from_the_rows_before_to_those_after(rig: Rig, version: int
             return Counter((row["id"], row["v"]) for row in found.to_pylist())
 
         state = [Counter[Any](), *map(at, snapshots)]
-        reader = TaskReader(wanted_of(opened, None, TRUE), opened.storage)
+        reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
         for first, last in [(0, 5), (1, 2), (2, 3), (3, 4), (4, 5), (1, 5), (1, 3)]:
             told: dict[str, Counter[Any]] = {"insert": Counter(), "delete": Counter()}
             start = snapshots[first - 1] if first else None
@@ -372,7 +372,7 @@ def test_a_stream_reads_each_appended_row_once_over_restarts(rig: Rig, tmp_path:
     wanted = rows(rig.sql("SELECT * FROM {db}.s"))
     assert run() == wanted
     rig.sql("DELETE FROM {db}.s WHERE id = 19")
-    with pytest.raises(PySparkException, match="appended rows cannot tell"):
+    with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run()
     rig.sql("INSERT INTO {db}.s VALUES (20, 'e')")
     assert run(**{"skip-changes": "true"}) == wanted  # the batch that had failed
@@ -392,7 +392,7 @@ def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
     rig.sql("INSERT INTO {db}.big SELECT /*+ REPARTITION(2) */ id, hash(id) % 10000, uuid() FROM range(40000)")
     with closing(IndexClient(rig.server.base_url)) as client:
         client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
-        build(client, "db.big", "by_k", InProcess())
+        build(client, "db.big", "by_k", InProcessWorkers())
     where = "k = 77"
     wanted = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
     few = read(rig.spark, "reads.db.big", where)
@@ -417,7 +417,7 @@ def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
     assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == wanted
     assert read(rig.spark, "reads.db.big", at=At(as_of_ms=made)).count() == count
-    with pytest.raises(BadRequest, match="no snapshot as old"):
+    with pytest.raises(BadRequest, match="no snapshot at or before"):
         read(rig.spark, "reads.db.big", at=At(as_of_ms=1))
     for predicate in (where, "k > 77"):
         assert read(rig.spark, "reads.db.big", predicate, columns=["V", "iD"]).columns == ["V", "iD"]

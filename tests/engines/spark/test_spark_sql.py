@@ -16,7 +16,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from seamark.connector.plans.plan_requests import Asking
+from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
 from seamark.spark import sql
@@ -274,7 +274,7 @@ def test_where_there_are_no_plans_spark_answers_as_ever(rig: Rig, monkeypatch: p
         late.setattr(querying, "BUDGET_S", 0.0)
         assert "too slow" in rig.same(text).summary
     with monkeypatch.context() as broken:
-        broken.setattr(querying, "places", lambda *_: 1 / 0)
+        broken.setattr(querying, "find_references", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in rig.same(text).summary
     refused = new_catalog(rig.spark, rig.server.base_url)
     assert rig.told(text.replace("{db}", f"{refused}.db")).statement is not None
@@ -287,7 +287,7 @@ def test_a_table_that_is_altered_meanwhile_is_read_as_it_is(rig: Rig, monkeypatc
     rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg")
     for low in range(4):
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
-    ask = Asking.plans
+    ask = PlanRequests.plans
 
     async def late(*given: Any) -> Any:
         for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
@@ -296,7 +296,7 @@ def test_a_table_that_is_altered_meanwhile_is_read_as_it_is(rig: Rig, monkeypatc
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
     assert rig.ours(text) == ["(0, 3)"]
-    monkeypatch.setattr(Asking, "plans", late)
+    monkeypatch.setattr(PlanRequests, "plans", late)
     assert rig.ours(text) == ["(0, 3)"] == rig.run(text)
 
 

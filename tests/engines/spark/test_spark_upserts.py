@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.arrow.partitions import transformed
+from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict
 from seamark.connector.spark.frames import upserts as upserting
@@ -168,13 +168,13 @@ def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypa
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """What the tasks were to tell: the frames that were collected."""
     found: list[DataFrame] = []
-    real = upserting.spread
+    real = upserting.run_tasks
 
     def spread(df: DataFrame, work: Any) -> DataFrame:
         found.append(real(df, work))
         return found[-1]
 
-    monkeypatch.setattr(upserting, "spread", spread)
+    monkeypatch.setattr(upserting, "run_tasks", spread)
     return found
 
 
@@ -211,13 +211,13 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
     keys = pa.array(range(5000))
     seen = set()
     for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
-        placing = upserting.Placing((field,), min(width, buckets), 1, width)
-        places = placing.places([keys])
-        assert places.max() < placing.tasks
+        distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
+        places = distribution.places([keys])
+        assert places.max() < distribution.tasks
         spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
-        codes = transformed(f"bucket[{theirs}]", "long", keys).codes
+        codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
         apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(theirs))
-        assert placing.owns(spec) == (not apart), (width, buckets, theirs)
+        assert distribution.owns(spec) == (not apart), (width, buckets, theirs)
         seen.add(apart)
     assert seen == {True, False}
 
@@ -231,12 +231,12 @@ def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch
     count = 20_000
     for both in (fields, fields[::-1]):
         columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
-        placing = upserting.Placing.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
-        assert placing.tasks == 16
-        sizes = Counter(placing.places([columns[one.name] for one in both]).tolist())
-        assert max(sizes.values()) < 1.2 * count / placing.tasks, sizes
-        assert not placing.owns(spec)
-    alone = upserting.Placing.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
+        distribution = upserting.RowDistribution.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
+        assert distribution.tasks == 16
+        sizes = Counter(distribution.places([columns[one.name] for one in both]).tolist())
+        assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
+        assert not distribution.owns(spec)
+    alone = upserting.RowDistribution.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
     assert (alone.tasks, alone.owns(spec)) == (16, True)
 
 
@@ -254,8 +254,8 @@ def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_the
         (200_000, 4, 4),
         (9_000_000, 4, 9),
     ):
-        placing = upserting.Placing.of(opened, [Field(1, "id", True, "long")], count, cores, None)
-        assert placing.tasks == tasks, (count, cores)
+        distribution = upserting.RowDistribution.of(opened, [Field(1, "id", True, "long")], count, cores, None)
+        assert distribution.tasks == tasks, (count, cores)
 
 
 @pytest.mark.parametrize(
@@ -425,8 +425,8 @@ def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copi
     model: Model = dict.fromkeys(range(30), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     jobs: list[str] = []
-    spread = upserting.spread
-    monkeypatch.setattr(upserting, "spread", lambda *given: jobs.append("tasks") or spread(*given))
+    spread = upserting.run_tasks
+    monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
     monkeypatch.setattr(upserting, "_COPIED_BYTES_MAX", most)
     given = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(given, table, **how)
@@ -482,17 +482,17 @@ def test_of_a_task_that_is_run_twice_one_result_counts(
 
     def tasks(df: DataFrame, work: Any) -> Any:
         given = df.toArrow()
-        places = work.placing.places([column_of(given, one) for one in work.placing.fields])
+        places = work.distribution.places([column_of(given, one) for one in work.distribution.fields])
         given = given.append_column("_seamark_task", pa.array(places))
         results = []
-        for number in range(work.placing.tasks):
+        for number in range(work.distribution.tasks):
             mine = given.filter(pa.array(places == number)).to_batches()
             list(upserting.change_task(work, mine))
             results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
             ran.append(number)
         return SimpleNamespace(collect=lambda: results)
 
-    monkeypatch.setattr(upserting, "spread", tasks)
+    monkeypatch.setattr(upserting, "run_tasks", tasks)
     wanted: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
     report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
     assert len(ran) > 1
@@ -546,11 +546,11 @@ def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_chec
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"mode": "upsert"}, "by which columns"),
+        ({"mode": "upsert"}, "name the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
         ({"mode": "upsert", "keys": ["id"], "where": "id = 1"}, "takes no where"),
         ({"mode": "upsert", "keys": ["id"], "row_mode": "both"}, "it may be merge-on-read or copy-on-write"),
-        ({"mode": "upsert", "keys": ["id"], "way": "guess"}, "located by lookup or scan"),
+        ({"mode": "upsert", "keys": ["id"], "strategy": "guess"}, "located by lookup or scan"),
         ({"mode": "delete", "precombine": "ts"}, "takes no precombine"),
         ({"mode": "append", "keys": ["id"]}, "takes no keys"),
         ({"mode": "merge"}, "there is no mode 'merge'"),
@@ -616,7 +616,7 @@ def test_a_delete_goes_by_keys_that_are_named_or_the_tables_own(rig: Rig) -> Non
     model: Model = {one: ("a", one, one) for one in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
     other = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
-    with pytest.raises(Unwritable, match="no identifier fields; say which of them are the key"):
+    with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
         rig.delete(other, "named")
     assert rig.delete(other, "named", keys=["id"]).deleted == 1
     rig.sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
@@ -652,7 +652,7 @@ def test_a_version_1_table_takes_no_upserts_from_spark(rig: Rig) -> None:
     rig.create("old", version=1)
     files = rig.files("old")
     for change in (rig.upsert, rig.delete):
-        with pytest.raises(Unwritable, match="version 1 takes appends only"):
+        with pytest.raises(Unwritable, match="version 1 supports only appends"):
             change(rig.frame({1: ("a", 1, 1)}), "old", keys=["id"], **TASKS)
     assert rig.files("old") == files
 

@@ -212,7 +212,7 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("mode", "options", "said"),
     [
-        ("append", {"replace_where": "id = 1"}, "are of mode"),
+        ("append", {"replace_where": "id = 1"}, "require mode"),
         ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both given"),
         ("append", {"colour": "blue"}, "Unknown options colour"),
         ("append", {"producer": "job"}, "Unknown options producer"),
@@ -314,7 +314,7 @@ def test_a_stream_whose_table_is_replaced_while_it_writes_puts_nothing_into_the_
         ):
             urllib.request.urlopen(request).close()
 
-    with pytest.raises(PySparkException, match="replaced by another while rows were written for it"):
+    with pytest.raises(PySparkException, match="replaced by another table while rows were written"):
         stream.run(lambda frame: frame.mapInArrow(replacing, frame.schema))
     loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded.metadata).get("snapshots", []) == []

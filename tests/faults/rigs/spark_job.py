@@ -74,7 +74,7 @@ def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, nu
     if what == "append":
         write(rows, table, client=client, producer=producer, distribution="none")
         return
-    how = {"way": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
+    how = {"strategy": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
     if what == "upsert":
         write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **how)
     else:

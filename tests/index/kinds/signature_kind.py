@@ -14,7 +14,7 @@ from seamark.metaserver.index.keys.hashing import hash_keys
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import KeyRanges, Keys
 from seamark.metaserver.index.kinds.kind import IndexKind, Mask, Parameter
-from seamark.metaserver.index.kinds.questions import Flags, point_keys
+from seamark.metaserver.index.kinds.queries import Flags, point_keys
 
 _HEAD = struct.Struct("<II")
 """Width of a signature, CRC-32 of all signatures."""
@@ -62,9 +62,9 @@ class SignatureKind(IndexKind[Signature, Signatures]):
         signature[(hashes if keys.present is None else hashes[keys.present]) % np.uint64(width)] = 1
         return signature
 
-    def encode(self, builts: Sequence[Signature]) -> list[bytes]:
-        data = np.stack(builts).tobytes()
-        return [_HEAD.pack(len(builts[0]), crc32(data)), data]
+    def encode(self, entries: Sequence[Signature]) -> list[bytes]:
+        data = np.stack(entries).tobytes()
+        return [_HEAD.pack(len(entries[0]), crc32(data)), data]
 
     def merge(self, parts: Sequence[tuple[Signatures, Mask]]) -> list[bytes]:
         return self.encode([signature for index, keep in parts for signature in index.rows[keep]])
@@ -72,11 +72,11 @@ class SignatureKind(IndexKind[Signature, Signatures]):
     def open(self, blob: memoryview) -> Signatures:
         return Signatures(blob)
 
-    def question(self, asked: Sequence[KeyRanges]) -> SignatureQuestion | None:
+    def query(self, asked: Sequence[KeyRanges]) -> SignatureQuestion | None:
         columns = point_keys(asked)
         return None if columns is None else SignatureQuestion(hash_keys(columns[0], 0))
 
-    def question_of_keys(self, keys: KeySet) -> SignatureQuestion:
+    def query_of_keys(self, keys: KeySet) -> SignatureQuestion:
         return SignatureQuestion(hash_keys(keys.keys, 0))
 
     def compare(self, index: Signatures, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:

@@ -26,8 +26,8 @@ def built(kind: Kind, values: Sequence[Any]) -> FileBitmap:
     return bitmap.build(keys_of(kind.arrow(values), kind_of(kind)))
 
 
-def opened(builts: Sequence[FileBitmap]) -> Bitmap:
-    return Bitmap(memoryview(b"".join(bitmap.encode(builts))))
+def opened(entries: Sequence[FileBitmap]) -> Bitmap:
+    return Bitmap(memoryview(b"".join(bitmap.encode(entries))))
 
 
 def of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
@@ -94,10 +94,10 @@ def test_a_merge_is_the_index_built_anew_from_the_files_kept(kind: Kind, layout:
     parts, kept, columns = [], [], []
     for _ in range(3):
         mine = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
-        builts = [built(kind, values) for values in mine]
+        entries = [built(kind, values) for values in mine]
         keep = np.array([rng.random() < 0.6 for _ in mine])
-        parts.append((opened(builts), keep))
-        kept += [one for one, is_kept in zip(builts, keep, strict=True) if is_kept]
+        parts.append((opened(entries), keep))
+        kept += [one for one, is_kept in zip(entries, keep, strict=True) if is_kept]
         columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
     merged = b"".join(bitmap.merge(parts))
     assert merged == b"".join(bitmap.encode(kept))
@@ -128,9 +128,9 @@ def test_keys_that_files_share_are_listed_once_and_others_stay_with_their_files(
     shared = [of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
     alone = [of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
-    for name, builts in (("shared", shared), ("alone", alone)):
-        sections = sum(one.size_bytes for one in builts)
-        sizes[name] = (sum(map(len, bitmap.encode(builts))) - sections) / sections
+    for name, entries in (("shared", shared), ("alone", alone)):
+        sections = sum(one.size_bytes for one in entries)
+        sizes[name] = (sum(map(len, bitmap.encode(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
     assert sizes["alone"] < 0.01
 
@@ -232,7 +232,7 @@ def test_what_was_built_can_be_sent_to_another_process() -> None:
 
 def test_an_index_is_not_asked_for_keys_of_another_form() -> None:
     index = opened([of_longs([1, 2])])
-    with pytest.raises(ValueError, match="codes cannot be asked for keys of type string"):
+    with pytest.raises(ValueError, match="codes does not support keys of type string"):
         index.files_with(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
         bitmap.encode([of_longs([1]), bitmap.build(keys_of(pa.array(["1"]), "string"))])

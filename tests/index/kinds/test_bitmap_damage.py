@@ -125,10 +125,10 @@ def test_random_bytes_overwritten_are_found_or_harmless(case: tuple[bytes, str],
 
 
 def test_sections_that_changed_places_are_refused() -> None:
-    builts = [bitmap.build(keys_of(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
+    entries = [bitmap.build(keys_of(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
     longer = bitmap.build(keys_of(pa.array([1, 2, 3, 3], pa.int64()), "long"))
-    assert len(longer.section) == len(builts[0].section)
-    head, directory, files, first, _ = bitmap.encode([builts[0], longer])
+    assert len(longer.section) == len(entries[0].section)
+    head, directory, files, first, _ = bitmap.encode([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index is another file's"):
         index.rows(0, asked("long")[0])

@@ -33,8 +33,8 @@ from seamark.metaserver.index.kinds.bloom import (
 from tests.index.kinds.test_keys import COLUMNS, arrow_of, is_nan
 
 
-def blob_of(builts: list[FileBloom]) -> bytes:
-    return b"".join(encode(builts))
+def blob_of(entries: list[FileBloom]) -> bytes:
+    return b"".join(encode(entries))
 
 
 def longs(values: Any) -> Keys:
@@ -53,7 +53,7 @@ def cold(blob: bytes, hashes: Any) -> Any:
     """An answer from the header and the bytes that a cold probe asks for."""
     header = blob[: header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
-    return bloom.probe_cold(hashes, cut(blob, bloom.cold_ranges(hashes)))
+    return bloom.probe_bytes(hashes, cut(blob, bloom.byte_ranges(hashes)))
 
 
 def random_files(seed: int, sizes: list[int]) -> list[Any]:
@@ -199,11 +199,11 @@ def bits_of_values(values: Any, bits: int, k: int) -> set[int]:
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
 def test_a_reader_of_the_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
     files = random_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
-    builts = [build(longs(values), fpp) for values in files]
+    entries = [build(longs(values), fpp) for values in files]
     expected = [
-        bits_of_values(values, built.filter_bits, hash_count(fpp)) for values, built in zip(files, builts, strict=True)
+        bits_of_values(values, built.filter_bits, hash_count(fpp)) for values, built in zip(files, entries, strict=True)
     ]
-    assert bits_in(blob_of(builts)) == expected
+    assert bits_in(blob_of(entries)) == expected
 
 
 def test_the_format_is_what_was_written_before() -> None:
@@ -223,10 +223,10 @@ def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom,
         kept, given_parts = [], []
         for count in counts:
             files = random_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
-            builts = [build(longs(values)) for values in files]
+            entries = [build(longs(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
-            kept += [built for built, wanted in zip(builts, keep.tolist(), strict=True) if wanted]
-            given_parts.append((Bloom(blob_of(builts)), keep))
+            kept += [built for built, wanted in zip(entries, keep.tolist(), strict=True) if wanted]
+            given_parts.append((Bloom(blob_of(entries)), keep))
         yield kept, given_parts
 
 
@@ -284,7 +284,7 @@ def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
     blob = blob_of([build(longs(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
-        ranges = bloom.cold_ranges(hash_of(value))
+        ranges = bloom.byte_ranges(hash_of(value))
         assert len(ranges) <= 2 * 7
         assert sum(length for _, length in ranges) <= 2 * 7 * (4096 + 4)
         assert ranges == sorted(ranges)
@@ -293,12 +293,12 @@ def test_a_cold_probe_reads_at_most_k_ranges_a_group_and_little() -> None:
 def test_bytes_of_another_place_are_no_answer() -> None:
     blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_of(5)
-    parts = cut(blob, bloom.cold_ranges(hashes))
+    parts = cut(blob, bloom.byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
     with pytest.raises(ValueError, match="checksum"):
-        bloom.probe_cold(hashes, parts)
+        bloom.probe_bytes(hashes, parts)
     with pytest.raises(ValueError, match="bytes were read"):
-        bloom.probe_cold(hashes, [part[:-1] for part in parts])
+        bloom.probe_bytes(hashes, [part[:-1] for part in parts])
 
 
 @pytest.fixture(scope="module")
@@ -391,9 +391,9 @@ def test_what_cannot_be_is_refused() -> None:
     for fpp in (0.0, 1e-7, 0.6, math.nan):
         with pytest.raises(ValueError, match="false-positive rate"):
             build(longs([1]), fpp)
-    for builts in ([], [one, other]):
+    for entries in ([], [one, other]):
         with pytest.raises(ValueError, match="number of bits a key"):
-            encode(builts)
+            encode(entries)
     blooms = [(Bloom(blob_of([some])), np.ones(1, dtype=bool)) for some in (one, other)]
     for parts in ([], blooms):
         with pytest.raises(ValueError, match="number of bits a key"):

@@ -26,8 +26,8 @@ def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
 
 
 def opened(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:
-    builts = [bitmap.build(keys_of(pa.array(values, arrow), kind)) for values in files]
-    return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(builts))))
+    entries = [bitmap.build(keys_of(pa.array(values, arrow), kind)) for values in files]
+    return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(entries))))
 
 
 def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:

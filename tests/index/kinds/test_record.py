@@ -112,8 +112,8 @@ def cold(record: Record, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
-    pages = [blob[offset : offset + length] for offset, length in fences.cold_pages(hi, lo)]
-    return fences.lookup_cold(hi, lo, pages)
+    pages = [blob[offset : offset + length] for offset, length in fences.page_ranges(hi, lo)]
+    return fences.lookup_bytes(hi, lo, pages)
 
 
 def hashes(values: Sequence[int]) -> Any:
@@ -175,13 +175,13 @@ def test_equal_hashes_and_extreme_ones_are_told_apart_where_they_can_be(seed: in
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
     known: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    builts = []
+    entries = []
     for file in range(draw.randrange(1, 6)):
         rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
-        builts.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
+        entries.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
         for position, pair in enumerate(rows):
             known[pair].append((file, position))
-    record = opened(encode(builts))
+    record = opened(encode(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
     draw.shuffle(pairs)
@@ -202,13 +202,13 @@ def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
 def test_a_cold_lookup_reads_a_page_or_two() -> None:
     hi, lo = uniform(100_000)
     record = opened(encode([FileRecords(sorted_run(hi, lo))]))
-    reads = [record.fences.cold_pages(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
+    reads = [record.fences.page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(one) for one in reads} == {1}
     assert {one[0][1] for one in reads} == {PAGE, 2 * PAGE}
     assert sum(one[0][1] for one in reads) < 1.02 * PAGE * len(reads)
     absent, _ = uniform(1000, seed=1)
-    assert {len(record.fences.cold_pages(one, one)) for one in absent.reshape(-1, 1)} == {1}
-    everything = record.fences.cold_pages(hi, lo)
+    assert {len(record.fences.page_ranges(one, one)) for one in absent.reshape(-1, 1)} == {1}
+    everything = record.fences.page_ranges(hi, lo)
     assert everything == [(0, len(record.memory))]
 
 
@@ -289,9 +289,9 @@ def test_an_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> No
     tracemalloc.start()
     rounds = []
     for group in range(10):
-        builts = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
-        rounds.append(stored(tmp_path / str(group), encode(builts)))
-        del builts
+        entries = [FileRecords(sorted_run(*uniform(1_000_000, 10 * group + number))) for number in range(5)]
+        rounds.append(stored(tmp_path / str(group), encode(entries)))
+        del entries
     tracemalloc.reset_peak()
     whole = stored(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
     whole.verify()
@@ -340,9 +340,9 @@ def test_a_damaged_page_hurts_only_those_who_need_it_and_no_merge_keeps_it() -> 
             record.find(int(hi[needs]), int(lo[needs]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge([(record, np.ones(1, bool))]))
-    spans = [bytes(blob[at : at + size]) for at, size in record.fences.cold_pages(hi, lo)]
+    spans = [bytes(blob[at : at + size]) for at, size in record.fences.page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
-        record.fences.lookup_cold(hi, lo, spans)
+        record.fences.lookup_bytes(hi, lo, spans)
 
 
 def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:

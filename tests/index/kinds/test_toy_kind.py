@@ -14,7 +14,7 @@ from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
-from seamark.connector.index.builds import GroupLimits, InProcess
+from seamark.connector.index.builds import GroupLimits, InProcessWorkers
 from seamark.connector.index.indexer import Indexer
 from seamark.metaserver.index.files.index_file import assemble, open_index_file
 from seamark.metaserver.index.kinds.kinds import KINDS
@@ -48,7 +48,7 @@ def client(served: Served) -> Iterator[IndexClient]:
 
 
 def build(client: IndexClient) -> None:
-    done = Indexer(client, lambda: closing(InProcess()), limits=GroupLimits(files=1)).round()
+    done = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
 
 

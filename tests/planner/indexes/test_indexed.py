@@ -23,7 +23,7 @@ from seamark.metaserver.index.files.index_file import open_index_file
 from seamark.metaserver.index.files.indexes import OpenIndex
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.questions import COMBINATIONS_MAX, KEYS_MAX
+from seamark.metaserver.index.kinds.queries import COMBINATIONS_MAX, KEYS_MAX
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile as ListedFile
-from seamark.connector.index.files import index_file, keys_of_term
+from seamark.connector.index.files import encode_index_file, keys_of_term
 from seamark.connector.index.merges import merge_index_files
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -222,7 +222,9 @@ class IndexedLake:
         path = self.folder / f"{self.written:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
-            index_file(self.metadata.table_uuid, definition, [one for one, _ in listed], [made for _, made in listed])
+            encode_index_file(
+                self.metadata.table_uuid, definition, [one for one, _ in listed], [made for _, made in listed]
+            )
         )
         path.write_bytes(data)
         self.described.setdefault(definition.id, set()).update(one.path for one, _ in listed)
@@ -443,7 +445,9 @@ class IndexedTable:
         path = self.table.folder / "metadata" / "seamark-index" / f"{self.written:04d}.puffin"
         path.parent.mkdir(exist_ok=True)
         data = b"".join(
-            index_file(self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries])
+            encode_index_file(
+                self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries]
+            )
         )
         path.write_bytes(data)
         one = RegisteredIndexFile(

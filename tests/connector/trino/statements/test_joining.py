@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from seamark.connector.client.errors import Forbidden, ServerFailed
-from seamark.connector.plans.async_client import JoinOutcome, JoinRequest, KnownTable, PlanTableAnswer, PlanTableRequest
-from seamark.connector.plans.joins import SMALL_BYTES, TIMES_SMALLER
+from seamark.connector.plans.async_client import (
+    JoinOutcome,
+    JoinRequest,
+    KnownTable,
+    PlanTableRequest,
+    PlanTableResponse,
+)
+from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import Limits, Rewriting
+from seamark.connector.trino.rewriter import Limits, RewriteResult
 from tests.connector.trino.played import PATIENT, Seamark, rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
@@ -40,7 +46,7 @@ async def rewritten(
     plan: Callable[[PlanTableRequest], dict[str, Any]] = used,
     limits: Limits = PATIENT,
     tables: Mapping[str, KnownTable] = TABLES,
-) -> tuple[Rewriting, list[PlanTableRequest]]:
+) -> tuple[RewriteResult, list[PlanTableRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
     async with rewriter(server, limits) as made:
         return await made.rewrite(statement, Session("lake", "db")), server.asked
@@ -107,7 +113,7 @@ async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
     [
         ("SELECT 1 FROM sales, items WHERE item = i_key", {}),
         ("SELECT 1 FROM sales, items WHERE item = i_key AND i_key = 5", {}),
-        (STAR, {"items": KnownTable("1", TABLES["items"].columns, 20, LARGE // TIMES_SMALLER + 1, 9)}),
+        (STAR, {"items": KnownTable("1", TABLES["items"].columns, 20, LARGE // SIZE_RATIO_MIN + 1, 9)}),
         (STAR, {"items": KnownTable("1", TABLES["items"].columns, None, 0, 0)}),
         (STAR, {"items": KnownTable("1", None, 20, SMALL, 1)}),
         (STAR, {"sales": KnownTable("1", TABLES["sales"].columns, 10, LARGE, 1)}),
@@ -222,7 +228,7 @@ async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> Non
 
 async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() -> None:
     class Slow(Seamark):
-        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
             await asyncio.sleep(600.0 if wanted.joins else 0.0)
             return await super().plan_table(wanted)
 

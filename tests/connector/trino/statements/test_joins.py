@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamark.connector.trino.statements.scans import scans
+from seamark.connector.trino.statements.scans import find_scans
 
 TABLES = {
     "sales": {"s_item": "long", "s_day": "date", "s_ship": "date", "s_cust": "int", "price": "decimal(9, 2)"},
@@ -21,7 +21,7 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
 
 def joins(statement: str) -> dict[str, list[str]]:
     """By table, "column=other table.column" and so on; of a table that stands there more than once, all of them."""
-    found = scans(statement, columns_of=columns_of)
+    found = find_scans(statement, columns_of=columns_of)
     told: dict[str, list[str]] = {}
     for scan in found:
         each = (" and ".join(f"{one}={found[join.scan].table}.{two}" for one, two in join.on) for join in scan.joins)
@@ -226,5 +226,5 @@ def test_a_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
 
 
 def test_columns_of_a_predicate_are_told() -> None:
-    found = scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
+    found = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
     assert found[0].named == {"i_key", "color", "i_brand"}

@@ -8,8 +8,8 @@ import pytest
 
 from bench.ssb.queries import QUERIES
 from seamark.connector.plans.async_client import KnownTable
-from seamark.connector.plans.joins import Partner, PlannedScan, partners
-from seamark.connector.trino.statements.scans import scans
+from seamark.connector.plans.joins import Dimension, PlannedScan, find_dimensions
+from seamark.connector.trino.statements.scans import find_scans
 
 MB = 1 << 20
 SSB = {
@@ -38,15 +38,17 @@ def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[s
         (None, None, name): KnownTable("1", dict.fromkeys(columns.split(), "long"), 1, size, 2)
         for name, (columns, size) in tables.items()
     }
-    found = scans(sql, columns_of=lambda names: known[names].columns)
-    chosen = partners({number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}, known)
+    found = find_scans(sql, columns_of=lambda names: known[names].columns)
+    chosen = find_dimensions(
+        {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}, known
+    )
     return [shown(each) for place, each in chosen.items() if place.table == (table,)]
 
 
-def shown(each: tuple[Partner, ...]) -> str:
+def shown(each: tuple[Dimension, ...]) -> str:
     told = []
     for one in each:
-        behind = f" ({shown(one.partners)})" if one.partners else ""
+        behind = f" ({shown(one.dimensions)})" if one.dimensions else ""
         told.append(f"{'+'.join(column for column, _ in one.on)}: {one.place.table[0]}{behind}")
     return ", ".join(sorted(told))
 

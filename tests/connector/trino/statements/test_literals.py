@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamark.connector.trino.statements.scans import scans
+from seamark.connector.trino.statements.scans import find_scans
 
 BEYOND = [
     "2147483647 + 1",
@@ -58,7 +58,7 @@ DATES = [
 
 
 def predicate(text: str, column: str = "x") -> str | None:
-    (scan,) = scans(
+    (scan,) = find_scans(
         f"SELECT * FROM t WHERE {column} = {text}",
         columns_of=lambda _: {"x": "long", "day": "date", "at": "timestamptz"},
         utc=True,
@@ -69,9 +69,9 @@ def predicate(text: str, column: str = "x") -> str | None:
 @pytest.mark.parametrize("text", BEYOND)
 def test_a_number_beyond_its_types_range_leaves_nothing_out(text: str) -> None:
     assert predicate(text) is None
-    (scan,) = scans(f"SELECT * FROM t WHERE x IN (1, {text})")
+    (scan,) = find_scans(f"SELECT * FROM t WHERE x IN (1, {text})")
     assert scan.predicate is None
-    (scan,) = scans(f"SELECT * FROM t WHERE x BETWEEN 1 AND {text} AND y = 1")
+    (scan,) = find_scans(f"SELECT * FROM t WHERE x BETWEEN 1 AND {text} AND y = 1")
     assert "y" in (scan.predicate or "")
     assert "BETWEEN" not in (scan.predicate or "")
 

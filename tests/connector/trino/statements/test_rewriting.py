@@ -14,11 +14,11 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
-from seamark.connector.plans.async_client import PlanTableAnswer, PlanTableRequest
+from seamark.connector.plans.async_client import PlanTableRequest, PlanTableResponse
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
-from seamark.connector.trino.rewriter import Limits, Rewriting
+from seamark.connector.trino.rewriter import Limits, RewriteResult
 from seamark.connector.trino.statements import statement_cache as reading
 from tests.connector.trino.played import Seamark, rewriter
 
@@ -27,7 +27,7 @@ SESSION = Session(catalog="lake", schema="db")
 
 async def rewritten(
     statement: str, session: Session = SESSION, **seamark: Any
-) -> tuple[Rewriting, list[PlanTableRequest]]:
+) -> tuple[RewriteResult, list[PlanTableRequest]]:
     server = Seamark(**seamark)
     async with rewriter(server) as made:
         return await made.rewrite(statement, session), server.asked
@@ -316,7 +316,7 @@ async def test_times_without_a_zone_prune_where_the_zone_is_known(
 
 
 async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuit_breaker, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
     server, told = Seamark(wait_s=600.0), []
     async with rewriter(server, Limits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
@@ -333,7 +333,7 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(mon
 
 async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
     class Uneven(Seamark):
-        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableAnswer:
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
             await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
             return await super().plan_table(wanted)
 
@@ -372,7 +372,7 @@ async def test_a_bug_in_reading_fails_no_statement(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(reading, "scans", broken)
+    monkeypatch.setattr(reading, "find_scans", broken)
     done, _ = await rewritten("SELECT * FROM t WHERE id = 1")
     assert done.statement is None
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from seamark.connector.plans.splices import splice
-from seamark.connector.trino.statements.lexer import Executed, executed
-from seamark.connector.trino.statements.scans import Scan, replacement, scans
+from seamark.connector.trino.statements.lexer import ExecuteStatement, parse_execute
+from seamark.connector.trino.statements.scans import Scan, find_scans, read_from_view
 
 TABLES = {
     "orders": {"o_key": "long", "o_day": "date", "o_cust": "long", "status": "string"},
@@ -23,7 +23,7 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
 
 
 def found(statement: str, **more: object) -> tuple[Scan, ...]:
-    return scans(statement, columns_of=columns_of, **more)  # type: ignore[arg-type]
+    return find_scans(statement, columns_of=columns_of, **more)  # type: ignore[arg-type]
 
 
 def predicates(statement: str, **more: object) -> dict[str, str | None]:
@@ -411,7 +411,7 @@ def test_a_statement_that_is_not_fully_understood_has_no_scans(statement: str) -
     ],
 )
 def test_only_the_names_of_tables_change_in_the_text(statement: str, expected: str) -> None:
-    assert splice(statement, [replacement(scan, "P") for scan in found(statement)]) == expected
+    assert splice(statement, [read_from_view(scan, "P") for scan in found(statement)]) == expected
 
 
 def test_a_reference_says_where_it_stands_and_what_it_names() -> None:
@@ -428,7 +428,7 @@ def test_a_reference_says_where_it_stands_and_what_it_names() -> None:
 
 def test_without_columns_names_in_a_block_of_several_tables_say_nothing() -> None:
     statement = "SELECT * FROM orders o, items WHERE o_key = 1 AND o.o_cust = 2 AND qty = 3"
-    assert [one.predicate for one in scans(statement)] == ['"o_cust" = 2', None]
+    assert [one.predicate for one in find_scans(statement)] == ['"o_cust" = 2', None]
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_times_of_the_sessions_zone_are_used_where_it_is_utc(condition: str, pre
 
 
 def test_times_of_a_column_whose_type_is_not_known_say_nothing() -> None:
-    (scan,) = scans("SELECT * FROM items WHERE i_day = DATE '2020-01-01' AND i_key = 1")
+    (scan,) = find_scans("SELECT * FROM items WHERE i_day = DATE '2020-01-01' AND i_key = 1")
     assert scan.predicate == '"i_key" = 1'
 
 
@@ -520,12 +520,12 @@ def test_parameters_stand_where_their_question_marks_are(parameters: list[str], 
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
-        ("EXECUTE p", Executed("p", ())),
+        ("EXECUTE p", ExecuteStatement("p", ())),
         (
             "execute \"My p\" USING 1, 'a, b', ARRAY[1, (2)] -- x",
-            Executed("My p", ("1", "'a, b'", "ARRAY [ 1 , ( 2 ) ]")),
+            ExecuteStatement("My p", ("1", "'a, b'", "ARRAY [ 1 , ( 2 ) ]")),
         ),
-        ("EXPLAIN ANALYZE EXECUTE p USING DATE '2020-01-01'", Executed("p", ("DATE '2020-01-01'",))),
+        ("EXPLAIN ANALYZE EXECUTE p USING DATE '2020-01-01'", ExecuteStatement("p", ("DATE '2020-01-01'",))),
         ("EXECUTE IMMEDIATE 'SELECT 1'", None),
         ("SELECT 1", None),
         ("EXECUTE", None),
@@ -533,8 +533,10 @@ def test_parameters_stand_where_their_question_marks_are(parameters: list[str], 
         ("", None),
     ],
 )
-def test_an_executed_statement_tells_its_name_and_its_parameters(statement: str, expected: Executed | None) -> None:
-    assert executed(statement) == expected
+def test_an_executed_statement_tells_its_name_and_its_parameters(
+    statement: str, expected: ExecuteStatement | None
+) -> None:
+    assert parse_execute(statement) == expected
 
 
 def test_names_that_use_a_name_twice_are_read_in_no_time() -> None:
@@ -564,4 +566,4 @@ def test_no_text_makes_reading_fail() -> None:
     pieces += ["1", "EXPLAIN", "?", "USING", "UNION", "--", "/*", "*/", "NOT", "IN"]
     pieces += ["EXECUTE IMMEDIATE", "LIKE", ".", "é", "'", "EXECUTE", "LEFT", "VALUES", "TABLE", "UNNEST", "INTERVAL"]
     for _ in range(3000):
-        scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=columns_of)
+        find_scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=columns_of)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from seamark.connector.plans.splices import splice
-from seamark.connector.trino.statements.scans import Scan, replacement, scans
+from seamark.connector.trino.statements.scans import Scan, find_scans, read_from_view
 from seamark.metaserver.iceberg.expressions.sql import parse_sql
 from seamark.metaserver.iceberg.types import schema as ours
 from tests.connector.trino.statements.statements import Statements, Stored, quoted
@@ -59,13 +59,13 @@ def pruned(
     for number, scan in enumerate(found):
         name = f"{scan.table}~plan~{number}"
         kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-        partners = "".join(partners_of(rng, found, (number,))) if joined else ""
+        dimensions = "".join(partners_of(rng, found, (number,))) if joined else ""
         either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
         rows = f"FROM {quoted(scan.table)} AS j1 WHERE"
-        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({kept}{partners}){either}")
-        if partners:
-            left_out += connection.execute(f"SELECT count(*) {rows} {kept} AND NOT (TRUE{partners})").fetchall()[0][0]
-        replacements.append(replacement(scan, name))
+        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({kept}{dimensions}){either}")
+        if dimensions:
+            left_out += connection.execute(f"SELECT count(*) {rows} {kept} AND NOT (TRUE{dimensions})").fetchall()[0][0]
+        replacements.append(read_from_view(scan, name))
         names.append(name)
     return splice(text, replacements), names, left_out
 
@@ -101,7 +101,7 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             except duckdb.Error:
                 told["invalid"] += 1
                 continue
-            found = scans(text, columns_of=Told(rng, statements.tables))
+            found = find_scans(text, columns_of=Told(rng, statements.tables))
             told["queries"] += 1
             told["with rows"] += bool(expected)
             told["understood"] += bool(found)
@@ -152,11 +152,11 @@ def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -
         told = Told(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
-            alone, inside = scans(text, columns_of=told), immediate(text)
-            found = scans(inside, columns_of=told)
+            alone, inside = find_scans(text, columns_of=told), immediate(text)
+            found = find_scans(inside, columns_of=told)
             assert [one.predicate for one in found] == [one.predicate for one in alone], text
-            expected = immediate(splice(text, [replacement(scan, f"it's {scan.table}") for scan in alone]))
-            assert splice(inside, [replacement(scan, f"it's {scan.table}") for scan in found]) == expected
+            expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
+            assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
 
 
 def immediate(text: str) -> str:

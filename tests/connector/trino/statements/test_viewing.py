@@ -11,7 +11,7 @@ import pytest
 from seamark.connector.client.errors import Forbidden, NotFound
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableRequest, View
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import Rewriting
+from seamark.connector.trino.rewriter import RewriteResult
 from seamark.connector.trino.statements.views import DEPTH_MAX, VIEWS_MAX
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
 from tests.connector.trino.played import READER, Seamark, rewriter
@@ -34,7 +34,7 @@ def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
 PLAIN = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
-async def rewritten(statement: str, **played: Any) -> tuple[Rewriting, Seamark]:
+async def rewritten(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
     server = Seamark(**played)
     async with rewriter(server) as made:
         return await made.rewrite(statement, SESSION), server

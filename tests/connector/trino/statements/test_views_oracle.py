@@ -15,9 +15,9 @@ import duckdb
 import pytest
 
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.trino.statements.scans import Scan, kinds, replacement, scans
+from seamark.connector.trino.statements.scans import Scan, find_scans, read_from_view, result_types
 from seamark.connector.trino.statements.scopes import COMPUTED
-from seamark.connector.trino.statements.views import BEFORE, over_text
+from seamark.connector.trino.statements.views import BEFORE, plan_view_query
 from tests.connector.trino.statements.statements import Statements, Stored, quoted
 from tests.connector.trino.statements.test_scans_oracle import Told, lakes, pruned, rows_of
 
@@ -38,7 +38,7 @@ class TellingViews:
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
-            found = kinds(texts[name], tuple(columns), columns_of=self)
+            found = result_types(texts[name], tuple(columns), columns_of=self)
             self._views[name] = {one: kind if found.get(one) == kind else COMPUTED for one, kind in columns.items()}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
@@ -99,7 +99,7 @@ class Cutting:
             name = f"{scan.table}~plan~{depth}~{number}"
             is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
             if is_looked_into and self.cut_view(scan, name, depth):
-                new.append(replacement(scan, name))
+                new.append(read_from_view(scan, name))
                 names.append(name)
         return new, names
 
@@ -107,8 +107,8 @@ class Cutting:
         """Stores the rows of the plan view under `name`, where there is anything to leave out."""
         self.left -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
-        stated = over_text(text, scan.table, predicate)
-        inner = scans(stated, columns_of=self.telling)
+        stated = plan_view_query(text, scan.table, predicate)
+        inner = find_scans(stated, columns_of=self.telling)
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
         # Now and then one is left as it is.
         new, names = self.over_plans(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
@@ -116,7 +116,7 @@ class Cutting:
         if not names and not any(one.predicate or one.joins for one in rest):
             return False
         _, more, _ = pruned(self.rng, self.connection, stated, rest)
-        cut = splice(stated, [*new, *(replacement(one, plan) for one, plan in zip(rest, more, strict=True))])
+        cut = splice(stated, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
         self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
         # Nobody sees other rows by this name than by the view's.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
@@ -150,14 +150,14 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
                 continue
             told["queries"] += 1
             told["with rows"] += bool(expected)
-            found = scans(text, columns_of=telling)
+            found = find_scans(text, columns_of=telling)
             told["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
             cutting.left = VIEWS_MAX
             new, names = cutting.over_plans(found)
             whole = splice(text, new)
             rest = without_views(found, views)
             kept, more, _ = pruned(rng, connection, text, rest)
-            both = splice(text, [*new, *(replacement(scan, name) for scan, name in zip(rest, more, strict=True))])
+            both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
             for became in (whole, kept, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *more])

@@ -1,7 +1,7 @@
-"""Questions to index files: which of their data files may contain a matching row. Pure.
+"""Queries of index files: which of their data files may contain a matching row. Pure.
 
-The index kind makes a question from a predicate (`kind.py`), once. Local index files answer it in `of`, remote index
-files in `RemoteIndex.ask`.
+The index kind makes a query from a predicate (`kind.py`), once. Local index files answer it in `of`, remote index
+files in `RemoteIndex.probe`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMBINATIONS_MAX = 10_000
 """Maximum combinations of the equalities on the columns of a composite key."""
 
 
-class Question(Protocol):
+class IndexQuery(Protocol):
     """Immutable; belongs to one index kind."""
 
     def of(self, index: Any) -> Flags:

@@ -112,3 +112,17 @@ def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_ser
         assert b"SEAMARK_ENCRYPTION_KEY" not in environment
         builds = [instant for instant in client.timeline("db.t") if instant.action == "indexing"]
         assert {instant.who for instant in builds} == {"service:seamark"}
+
+
+def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace("db")
+    for name, properties in (("kept", {}), ("merged", {"seamark.compaction.enabled": "true"})):
+        catalog.create_table(f"db.{name}", SCHEMA, properties=properties)
+        append(catalog, f"db.{name}", 1, 2, 3, 4, 5, 6)
+    client = IndexClient(server.base_url)
+    block_until(lambda: client.files("db.merged").num_rows < 6)
+    merged = [snapshot.summary for snapshot in catalog.load_table("db.merged").metadata.snapshots if snapshot.summary]
+    assert {summary["compacted-by"] for summary in merged if summary.operation.value == "replace"} == {"seamark"}
+    assert sorted(catalog.load_table("db.merged").scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4, 5, 6]
+    assert client.files("db.kept").num_rows == 6

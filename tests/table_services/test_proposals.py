@@ -1,0 +1,74 @@
+"""What services propose for a table, by its metadata alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.services.compaction import Compaction
+from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.store.model import Entry, EntryKind
+from tests.catalog.rig import SCHEMA
+
+ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-111111111111", "file:///t/metadata/1.json")
+ON = {"seamark.compaction.enabled": "true"}
+
+
+def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> TableMetadata:
+    summary = {"operation": "append", **{name.replace("_", "-"): str(count) for name, count in totals.items()}}
+    snapshot = {
+        "snapshot-id": 1, "sequence-number": version - 1, "timestamp-ms": 1, "manifest-list": "file:///t/l.avro", "schema-id": 0,
+        "summary": summary,
+    }  # fmt: skip
+    document: dict[str, Any] = {
+        "format-version": version, "table-uuid": ENTRY.uuid, "location": "file:///t", "last-sequence-number": version - 1,
+        "last-updated-ms": 1, "last-column-id": 2, "current-schema-id": 0, "schemas": [{**SCHEMA, "schema-id": 0}],
+        "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}], "last-partition-id": 999,
+        "default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}], "properties": properties,
+        "current-snapshot-id": 1 if totals else -1, "snapshots": [snapshot] if totals else [],
+    }  # fmt: skip
+    return decode_table(msgspec.json.encode(document), "t")
+
+
+@pytest.mark.parametrize(
+    ("table", "proposed"),
+    [
+        (a_table(ON, total_data_files=5, total_files_size=500), True),
+        (a_table(ON, total_data_files=4, total_files_size=400), False),
+        (a_table(ON, total_data_files=1, total_files_size=400, total_delete_files=1), True),
+        (a_table(ON, total_data_files=10, total_files_size=10 << 29), False),
+        (a_table({**ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=8000), False),
+        (a_table({**ON, "write.target-file-size-bytes": "1000"}, total_data_files=10, total_files_size=7000), True),
+        (a_table({**ON, "seamark.compaction.min-files": "3"}, total_data_files=3, total_files_size=300), True),
+        (a_table({**ON, "seamark.compaction.min-files": "no"}, total_data_files=5, total_files_size=300), True),
+        (a_table(ON), False),
+        (a_table(ON, version=1, total_data_files=9, total_files_size=9), False),
+        (a_table({}, total_data_files=9, total_files_size=9), False),
+    ],
+)
+def test_compaction_is_proposed_where_it_may_find_work(table: TableMetadata, proposed: bool) -> None:
+    assert (Compaction(default=False).propose(ENTRY, table) is not None) == proposed
+
+
+def test_the_property_of_a_table_outweighs_the_setting() -> None:
+    totals = {"total_data_files": 9, "total_files_size": 9}
+    assert Compaction(default=True).propose(ENTRY, a_table({}, **totals)) is not None
+    assert Compaction(default=True).propose(ENTRY, a_table({"seamark.compaction.enabled": "false"}, **totals)) is None
+
+
+def test_plans_of_large_tables_are_rarer() -> None:
+    job = Compaction(default=True).propose(ENTRY, a_table({}, total_data_files=1_000_000, total_files_size=9))
+    assert job is not None
+    assert job.pause_s == 1000
+
+
+def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
+    assert Indexing().propose(ENTRY, a_table({"seamark.index.i": "bloom(id)"})) is not None
+    paused = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
+    assert Indexing().propose(ENTRY, a_table({"seamark.index.i": paused})) is None
+    assert Indexing().propose(ENTRY, a_table({"seamark.index.i": "nonsense"})) is None
+    assert Indexing().propose(ENTRY, a_table({})) is None
