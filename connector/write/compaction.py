@@ -55,7 +55,7 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata) -> CompactionPolicy:
-        """By the table's properties; defaults for absent and invalid values."""
+        """By the table's properties. BadRequest for a value that is no number."""
         properties = metadata.properties
         return CompactionPolicy(
             max(1, as_int(properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool, as_int
+from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.services.service import Job
 from seamark.metaserver.store.model import Entry
 
@@ -35,11 +37,17 @@ class Compaction:
         if not as_bool(metadata.properties, ENABLED, self._default):
             return None
         totals = snapshot.summary_map()
-        files = as_int(totals, "total-data-files", 0)
-        if not as_int(totals, "total-delete-files", 0):
-            target_bytes = as_int(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
-            size_bytes = as_int(totals, "total-files-size", 0)
-            if files < as_int(metadata.properties, MIN_FILES, 5) or size_bytes >= _SMALL * target_bytes * files:
+        files = _count(totals, "total-data-files", 0)
+        if not _count(totals, "total-delete-files", 0):
+            target_bytes = _count(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
+            size_bytes = _count(totals, "total-files-size", 0)
+            if files < _count(metadata.properties, MIN_FILES, 5) or size_bytes >= _SMALL * target_bytes * files:
                 return None
         pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
+
+
+def _count(values: Mapping[str, str], name: str, default: int) -> int:
+    """A number of any size; the default if it is absent or no number. The job reports an invalid property."""
+    text = values.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else default
