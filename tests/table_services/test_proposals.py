@@ -26,7 +26,8 @@ def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> Tabl
     }  # fmt: skip
     document: dict[str, Any] = {
         "format-version": version, "table-uuid": ENTRY.uuid, "location": "file:///t",
-        "last-sequence-number": version - 1, "last-updated-ms": 1, "last-column-id": 2, "current-schema-id": 0, "schemas": [{**SCHEMA, "schema-id": 0}],
+        "last-sequence-number": version - 1, "last-updated-ms": 1,
+        "last-column-id": 2, "current-schema-id": 0, "schemas": [{**SCHEMA, "schema-id": 0}],
         "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}], "last-partition-id": 999,
         "default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}], "properties": properties,
         "current-snapshot-id": 1 if totals else -1, "snapshots": [snapshot] if totals else [],
