@@ -20,6 +20,28 @@ from pyarrow import fs
 S3_SCHEMES = ("s3", "s3a", "s3n")
 
 
+_confined_to: tuple[str, ...] | None = None
+"""The folders of `confine`; None: all."""
+
+
+def confine(folders: Iterable[str]) -> None:
+    """From now on this process opens local files only below these folders, and there through no symbolic link. For a
+    process that works for other accounts with rights of its own."""
+    global _confined_to
+    _confined_to = tuple(os.path.normpath(folder) for folder in folders)
+
+
+def _local_path(path: str) -> str:
+    """The path. PermissionError if `confine` excludes it."""
+    if _confined_to is None:
+        return path
+    plain = os.path.normpath(path)
+    for folder in _confined_to:
+        if plain.startswith(folder + "/") and os.path.realpath(path) == os.path.realpath(folder) + plain[len(folder) :]:
+            return path
+    raise PermissionError(f"{path!r} is outside the warehouse, or a symbolic link leads to it")
+
+
 @dataclass(frozen=True)
 class Storage:
     """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys AWS's chain decides."""
@@ -27,13 +49,14 @@ class Storage:
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
-        """The file system of a location and the path on it. ValueError for a scheme that is not known."""
+        """The file system of a location and the path on it. ValueError for a scheme that is not known.
+        PermissionError for a file that `confine` excludes."""
         scheme, colon, rest = location.partition(":")
         if not colon or "/" in scheme:
-            return fs.LocalFileSystem(), location
+            return fs.LocalFileSystem(), _local_path(location)
         if scheme == "file":
             path = rest[2:] if rest.startswith("//") else rest
-            return fs.LocalFileSystem(), path if path.startswith("/") else "/" + path.partition("/")[2]
+            return fs.LocalFileSystem(), _local_path(path if path.startswith("/") else "/" + path.partition("/")[2])
         if scheme in S3_SCHEMES and rest.startswith("//"):
             return self._s3(), rest[2:]
         raise ValueError(

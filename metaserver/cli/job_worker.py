@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import confine
 from seamark.connector.jobs.jobs import JOBS
 from seamark.metaserver.api.http.logs import configure_logging
 from seamark.metaserver.services.worker_process import JobAnswer, JobRequest
@@ -59,6 +60,7 @@ def _read(requests: queue.SimpleQueue[bytes]) -> None:
 
 def run(request: JobRequest) -> JobAnswer:
     """Runs a job. An error of any kind is an answer, because the next job may succeed."""
+    confine(request.folders)
     client = IndexClient(request.url, token=request.token)
     try:
         return JobAnswer(totals=JOBS[request.service](client, (*request.namespace, request.table)))

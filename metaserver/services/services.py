@@ -56,6 +56,7 @@ async def open_scheduler(
             issue,
             memory_bytes=settings.services_memory_bytes,
             umask=int(settings.warehouse_umask or "022", 8),
+            folders=_local_folders(settings),
             environment={"SEAMARK_LOG_LEVEL": settings.log_level, "SEAMARK_LOG_FORMAT": settings.log_format},
         )
         for _ in range(settings.services_workers)
@@ -71,3 +72,9 @@ async def open_scheduler(
         clock,
         observer,
     )
+
+
+def _local_folders(settings: Settings) -> tuple[str, ...]:
+    """The local folders in which tables may be."""
+    locations = (settings.warehouse_uri(), *settings.allowed_locations)
+    return tuple(location.removeprefix("file://") for location in locations if location.startswith("file://"))

@@ -35,6 +35,8 @@ class JobRequest(msgspec.Struct, frozen=True):
     table: str
     url: str
     token: str | None
+    folders: tuple[str, ...]
+    """Local folders of the warehouse: the worker opens no other local files."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
@@ -54,12 +56,14 @@ class WorkerProcess:
         *,
         memory_bytes: int,
         umask: int,
+        folders: tuple[str, ...],
         environment: Mapping[str, str],
     ) -> None:
         self._url = url
         self._issue = issue
         self._memory_bytes = memory_bytes
         self._umask = umask
+        self._folders = folders
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
 
@@ -91,7 +95,7 @@ class WorkerProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         token = None if self._issue is None else self._issue(job.namespace)
-        request = JobRequest(job.service, job.namespace, job.table, self._url, token)
+        request = JobRequest(job.service, job.namespace, job.table, self._url, token, self._folders)
         process.stdin.write(msgspec.json.encode(request) + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()

@@ -126,3 +126,16 @@ def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
     assert {summary["compacted-by"] for summary in merged if summary.operation.value == "replace"} == {"seamark"}
     assert sorted(catalog.load_table("db.merged").scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4, 5, 6]
     assert client.files("db.kept").num_rows == 6
+
+
+def test_a_job_that_exceeds_its_memory_fails_alone(tmp_path: Path) -> None:
+    env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_SERVICES_MEMORY_BYTES": str(32 << 20)}
+    with Seamark(tmp_path / "home", env=env) as server:
+        catalog = RestCatalog("s", uri=server.base_url)
+        catalog.create_namespace("db")
+        catalog.create_table("db.t", SCHEMA, properties=INDEX)
+        append(catalog, "db.t", 1, 2)
+        block_until(lambda: metric(server, 'seamark_service_jobs_total{outcome="failed",service="indexing"}') >= 1)
+        client = IndexClient(server.base_url)
+        assert client.explain("db.t", "name = 'name 1'").files == 1
+        assert client.index("db.t", "by_name").lag_files == 2
