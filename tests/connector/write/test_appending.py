@@ -170,7 +170,7 @@ def test_a_predicate_that_cuts_a_file_is_refused_and_what_was_written_is_gone(
     before = files_of(served)
     with pytest.raises(BadRequest):
         overwrite(client, "db.t", rows(9), where="id = 1")
-    with pytest.raises(BadRequest, match="by all of this predicate exactly: id"):
+    with pytest.raises(BadRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", rows(9), where="id + 1 = 2")
     assert files_of(served) == before
     assert seen(client) == {"de": [1, 2]}

@@ -284,7 +284,7 @@ def test_what_makes_no_sense_is_refused(rig: Rig) -> None:
     ):
         with pytest.raises(PySparkException, match=told):
             rig.ours("one", **options)
-    with pytest.raises(PySparkException, match="exactly: UPPER"):
+    with pytest.raises(PySparkException, match="this predicate: UPPER"):
         rig.ours("one", where="upper(text) = 'S1'").collect()
     with pytest.raises(PySparkException, match="text is string in the table"):
         rig.ours("one", "text int").collect()
