@@ -230,7 +230,7 @@ def test_equality_deletes_lie_in_the_partitions_of_their_keys(tmp_path: Path) ->
         (["land", "ratio"], "ratio"),
         (["land", "nothing"], "no column nothing"),
         ([], "at least one"),
-        (["land", "land"], "each once"),
+        (["land", "land"], "no column twice"),
     ],
 )
 def test_columns_that_make_no_key_are_refused(tmp_path: Path, columns: list[str], says: str) -> None:
