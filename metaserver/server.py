@@ -35,6 +35,7 @@ from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.native.group_commit import open_commits
 from seamark.metaserver.commit.publication import open_publisher
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
@@ -61,7 +62,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
 from seamark.metaserver.tls import Certificate
-from seamark.metaserver.wire import INDEX_FOLDER
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
@@ -107,9 +108,10 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             objects,
             clock,
             catalog.documents.table,
-            folder=INDEX_FOLDER,
+            folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
             retention_s=settings.index_retention_s,
         )
+        expiration = Expiration(catalog, publisher, planner)
         parts = ServerParts(
             settings=settings,
             clock=clock,
@@ -119,11 +121,12 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             timeline=timeline,
             registry=registry,
             indexes=indexes,
-            housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, clock),
+            housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, clock),
             usage=usage,
             planner=planner,
             stock_commits=StockCommits(catalog, publisher),
             commits=await enter(open_commits(catalog, publisher, planner, metrics)),
+            expiration=expiration,
             metrics=metrics,
             authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
             authorizer=Authorizer(),

@@ -399,6 +399,11 @@ class Settings:
         False,
         "Compact tables without the property seamark.compaction.enabled: merge small data files, apply deletes.",
     )
+    services_expiration: bool = setting(
+        False,
+        "Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
+        "history.expire.*, and delete the files that no other snapshot needs.",
+    )
     services_url: str = setting(
         "",
         "URL by which worker processes reach this server. Empty: the bound address. Required with tls_cert, whose "

@@ -11,15 +11,18 @@ from seamark.metaserver.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
 """Separator of namespace levels in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
-INDEX_FOLDER = "metadata/seamark-index"
-"""Folder of index files below a table's location. It contains nothing else, so a purge deletes all of it."""
+INDEX_FOLDER = "_seamark/index"
+"""Folder of index files below a table's location. It contains nothing else, so a purge deletes all of it. Spark's
+`remove_orphan_files` skips folders whose names begin with an underscore; Trino's lists `data` and `metadata` only."""
+FORMER_INDEX_FOLDER = "metadata/seamark-index"
+"""Where earlier versions stored index files, and where `remove_orphan_files` deletes them. Merges move them."""
 INDEX_FILES_MAX = 1000
 """Limit for one change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 """In a snapshot's summary: the producer of the change, and its sequence number."""
 
-PLANS_FOLDER = "plans"
-"""Folder of plan tables' files below a table's metadata folder."""
+PLANS_FOLDER = "_seamark/plans"
+"""Folder of plan tables' files below the location of a table or view."""
 PLAN_MARK = "~plan~"
 """Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
 NAME_MAX = 255

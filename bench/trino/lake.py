@@ -98,7 +98,7 @@ def lake(
         with _server(scratch / "home", folder) as server:
             yield server, data
     finally:
-        for plans in (folder / "warehouse").glob("*/*/metadata/plans"):
+        for plans in (folder / "warehouse").glob("*/*/_seamark/plans"):
             shutil.rmtree(plans, ignore_errors=True)
 
 

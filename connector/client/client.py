@@ -290,6 +290,22 @@ class SeamarkClient:
         except TypeError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 
+    def expire_snapshots(
+        self,
+        table: Name,
+        *,
+        older_than_ms: int | None = None,
+        retain_last: int | None = None,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Removes expired snapshots, and the files that no other snapshot needs; one request of several, while
+        `snapshots-left` of the answer is not 0. The values are by default those of the table's properties. BadRequest
+        if its properties forbid the deletion of files; Conflict after too many lost races."""
+        given = {"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run}
+        body = {name: value for name, value in given.items() if value is not None}
+        report: dict[str, Any] = self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body)
+        return report
+
     # Where rows are
 
     def lookup(

@@ -178,7 +178,8 @@ class Indexer:
                     action = partial(self._build, table, index, workers, done)
                     self._try((table, index.name, "build"), action, done, lag_files=lag_files)
                 # Also without a build: files that other clients built may be due.
-                if lag_files or any(count >= FANOUT for count in index.json["levels"].values()):
+                full = any(count >= FANOUT for count in index.json["levels"].values())
+                if lag_files or full or index.json.get("misplaced"):
                     self._try((table, index.name, "merge"), partial(self._merge, table, index.name, done), done)
                 if self._is_due(index):
                     due.append(_DueAudit(index.audited_ms or 0, table, index.name))

@@ -19,6 +19,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import WrittenIndex
 from seamark.metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
 from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
@@ -40,24 +41,31 @@ class RegisteredFile:
 def select_merge(
     files: Iterable[RegisteredFile], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES
 ) -> list[RegisteredFile]:
-    """The files of the lowest level that is due for a merge, oldest first; empty if no level is due."""
+    """The files to merge now, oldest first: those of the lowest level that is due, or else files that must move to
+    another folder; empty if there are neither."""
     levels: dict[int, list[RegisteredFile]] = {}
+    misplaced: list[RegisteredFile] = []
     for file in sorted(files, key=lambda file: (file.created_ms, file.location)):
         if file.size_bytes < size_max_bytes // 2:
             levels.setdefault(file.level, []).append(file)
+        if f"/{FORMER_INDEX_FOLDER}/" in file.location:
+            misplaced.append(file)
     for _, listed in sorted(levels.items()):
-        if len(listed) < fanout:
-            continue
-        chosen: list[RegisteredFile] = []
-        size_bytes = 0
-        for file in listed:
-            if chosen and size_bytes + file.size_bytes > size_max_bytes:
-                break
-            chosen.append(file)
-            size_bytes += file.size_bytes
-        if len(chosen) > 1:
+        if len(listed) >= fanout and len(chosen := _first(listed, size_max_bytes)) > 1:
             return chosen
-    return []
+    return _first(misplaced, size_max_bytes)
+
+
+def _first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
+    """The first files up to this total size; at least one file, if there is one."""
+    chosen: list[RegisteredFile] = []
+    size_bytes = 0
+    for file in files:
+        if chosen and size_bytes + file.size_bytes > size_max_bytes:
+            break
+        chosen.append(file)
+        size_bytes += file.size_bytes
+    return chosen
 
 
 def merge_index_files(

@@ -10,6 +10,7 @@ from typing import Any
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.connector.jobs.expiration import expire
 from seamark.connector.write.compaction import compact
 
 Table = tuple[str, ...]
@@ -31,7 +32,13 @@ def run_compaction(client: IndexClient, table: Table) -> dict[str, Any]:
     return {name: count for name, count in dataclasses.asdict(compact(client, table)).items() if count}
 
 
+def run_expiration(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Expires the snapshots of a table by its policy."""
+    return {name: count for name, count in dataclasses.asdict(expire(client, table)).items() if count}
+
+
 JOBS: dict[str, Callable[[IndexClient, Table], dict[str, Any]]] = {
     "compaction": run_compaction,
+    "expiration": run_expiration,
     "indexing": run_indexing,
 }

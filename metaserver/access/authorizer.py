@@ -56,7 +56,7 @@ def _rules() -> dict[str, Rule]:
         listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
-        renameTable createView replaceView dropView renameView commitTransaction commitChange undrop
+        expireSnapshots renameTable createView replaceView dropView renameView commitTransaction commitChange undrop
         putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""

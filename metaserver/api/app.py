@@ -7,7 +7,7 @@ from aiohttp import web
 from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import admin, health, oauth
 from seamark.metaserver.api.admin.readiness import Readiness
-from seamark.metaserver.api.commits import commits, dropped, timeline
+from seamark.metaserver.api.commits import commits, dropped, expiration, timeline
 from seamark.metaserver.api.http import idempotency, keys, metrics
 from seamark.metaserver.api.http.middleware import build_middleware
 from seamark.metaserver.api.http.parts import ServerParts
@@ -40,6 +40,7 @@ def build_app(parts: ServerParts) -> web.Application:
     app[keys.PLANNER] = parts.planner
     app[keys.STOCK_COMMITS] = parts.stock_commits
     app[keys.COMMITS] = parts.commits
+    app[keys.EXPIRATION] = parts.expiration
     app[keys.REGISTRY] = parts.registry
     app[keys.INDEXES] = parts.indexes
     app[keys.USAGE] = parts.usage
@@ -61,6 +62,7 @@ def add_routes(app: web.Application) -> None:
         metadata,
         explain,
         commits,
+        expiration,
         indexes,
         builds,
         lookups,

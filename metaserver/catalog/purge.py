@@ -17,10 +17,10 @@ from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
+from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.wire import INDEX_FOLDER, PLANS_FOLDER, show
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:
     import fastavro
@@ -53,14 +53,15 @@ async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
         metadata = await parts.documents.table(entry.metadata_location)
     except (NotFound, Corrupt, Forbidden):
         return  # without readable metadata nothing is purged; the drop must still be possible
-    if not _collectable(metadata):
+    if not is_collectable(metadata):
         raise BadRequest(
             f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so others may use its files; "
             "drop it without purge"
         )
 
 
-def _collectable(metadata: TableMetadata) -> bool:
+def is_collectable(metadata: TableMetadata) -> bool:
+    """Whether files that the table no longer needs may be deleted."""
     return as_bool(metadata.properties, "gc.enabled", True)
 
 
@@ -73,7 +74,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
         return
-    if not _collectable(metadata):  # the property may have been set after the drop
+    if not is_collectable(metadata):  # the property may have been set after the drop
         return
     owns, others = owned(parts, metadata), await foreign_file_check(parts, uuid, own_folders(parts, metadata))
 
@@ -98,8 +99,8 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
     for manifest in dict.fromkeys(manifests):
         if allowed(manifest):
             yield manifest
-    plans = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}"
-    for folder in (f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}", plans):
+    base = metadata.location.rstrip("/")
+    for folder in (f"{base}/{INDEX_FOLDER}", f"{base}/{FORMER_INDEX_FOLDER}", f"{base}/{PLANS_FOLDER}"):
         if allowed(folder):
             # The listing is completed first: deletions during a listing could make it skip files.
             for location in [item.location async for item in parts.objects.list(folder)]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ import click
 
 from seamark.metaserver.access.principal import Role, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
-from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.options import CONTEXT, load_settings, parse_duration, refuse, settings_flags
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home
@@ -33,8 +32,6 @@ from seamark.metaserver.store.port import PointerStore
 T = TypeVar("T")
 Work = Callable[[PointerStore, Clock], Awaitable[T]]
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-_TTL = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
 _ROLES = click.Choice([role.value for role in Role])
 _NAMESPACE = click.option(
     "--namespace",
@@ -78,7 +75,7 @@ def create(
     """
     if namespaces and role is None:
         raise click.UsageError("--namespace requires --role")
-    ttl_s = None if expires_in is None else _seconds(expires_in)
+    ttl_s = None if expires_in is None else parse_duration(expires_in, "--expires-in")
 
     async def work(store: PointerStore, clock: Clock) -> tuple[str, list[Grant]]:
         requested = None
@@ -223,15 +220,6 @@ def _paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
 
 def _show(grant: Grant) -> str:
     return f"{grant.role} on {show_path(grant.namespace) or 'the whole catalog'}"
-
-
-def _seconds(text: str) -> int:
-    match = _TTL.match(text)
-    if match is None:
-        raise click.BadParameter(
-            f"{text!r} is not a duration: write a number and s, m, h, d, w or y", param_hint="--expires-in"
-        )
-    return int(match[1]) * _UNITS_S[match[2]]
 
 
 def _time(at_ms: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag
 from seamark.metaserver.settings_sources import exposed_secrets, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_DURATION = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -69,3 +72,13 @@ class Misconfigured(click.ClickException):
 
 def refuse(error: ConfigError) -> click.ClickException:
     return Misconfigured(error.message)
+
+
+def parse_duration(text: str, option: str) -> int:
+    """Seconds, of a number with a unit such as `12h`. BadParameter, with the option, for other text."""
+    match = _DURATION.match(text)
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r} is not a duration: write a number and s, m, h, d, w or y", param_hint=option
+        )
+    return int(match[1]) * _UNITS_S[match[2]]

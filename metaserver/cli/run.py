@@ -8,12 +8,14 @@ from __future__ import annotations
 import click
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.write.compaction import CompactionReport, compact
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.explain import show_size
 from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
+from seamark.metaserver.cli.options import CONTEXT, parse_duration
+from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import SeamarkError
 
 
@@ -37,6 +39,52 @@ def compact_command(client: IndexClient, table: str, dry_run: bool) -> None:
         except (OSError, SeamarkError) as error:
             raise click.ClickException(f"{table} is not compacted: {error}") from None
     click.echo(_text(report, table, dry_run=dry_run))
+
+
+@run.command("expire", context_settings=CONTEXT)
+@click.argument("table")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="Expire snapshots that were replaced longer ago than this, such as 12h or 7d. "
+    "Default: the table property history.expire.max-snapshot-age-ms, or 5 days.",
+)
+@click.option(
+    "--retain-last",
+    type=click.IntRange(min=1),
+    help="Number of snapshots of each branch that stay. Default: the table property "
+    "history.expire.min-snapshots-to-keep, or 1.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@server_options
+def expire_command(
+    client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool
+) -> None:
+    """Removes expired snapshots of TABLE, and the files that no other snapshot needs.
+
+    Snapshots of branches and tags stay, and those that running plans read. The age of a snapshot counts from the commit
+    that replaced it.
+    """
+    older_than_ms: int | None = None
+    if older_than is not None:
+        older_than_ms = max(0, SystemClock().now_ms() - 1000 * parse_duration(older_than, "--older-than"))
+    with interruptible():
+        try:
+            totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
+        except SeamarkError as error:
+            raise click.ClickException(f"Snapshots of {table} are not expired: {error}") from None
+    if not totals.snapshots and not totals.refs:
+        click.echo(f"{table} has no expired snapshots.")
+        return
+    verb = "would be removed" if dry_run else "were removed"
+    refs = f" and {totals.refs:,} branches and tags" if totals.refs else ""
+    files = totals.content_files + totals.manifests + totals.other_files
+    click.echo(
+        f"{totals.snapshots:,} snapshots{refs} of {table} {verb}, with {files:,} files "
+        f"({show_size(totals.size_bytes)}), {totals.content_files:,} of them data and delete files."
+    )
+    if totals.files_failed:
+        click.echo(f"The storage did not delete {totals.files_failed:,} files; the server logs them and tries again.")
 
 
 @run.command("index", context_settings=CONTEXT)

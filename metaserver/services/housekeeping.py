@@ -10,6 +10,7 @@ import structlog
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.settings import Settings
@@ -31,6 +32,7 @@ class Housekeeping:
         catalog: Catalog,
         timeline: Timeline,
         cleaner: Cleaner,
+        expiration: Expiration,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -41,6 +43,7 @@ class Housekeeping:
             "pruned": self._prune,
             "claims_filled": lambda: fill_rest(catalog.parts),
             "purged": catalog.dropped.purge_expired,
+            "expirations_resumed": expiration.resume,
             "index_files_cleaned": cleaner.clean,
             "plan_tables_cleaned": catalog.plan_tables.clean,
         }

@@ -11,6 +11,7 @@ import structlog
 from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.services.compaction import Compaction
+from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.watch import Load, TableWatch
@@ -64,7 +65,11 @@ async def open_scheduler(
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, "services", holder, lasts_s=LEASE_S)
     yield Scheduler(
-        [Indexing(), Compaction(default=settings.services_compaction)],
+        [
+            Indexing(),
+            Compaction(default=settings.services_compaction),
+            SnapshotExpiration(clock, default=settings.services_expiration),
+        ],
         launchers,
         watch,
         timeline,

@@ -129,6 +129,9 @@ class PointerStore(Protocol):
     async def plan_table_count(self, now_ms: int) -> int:
         """The number of plan tables with live leases."""
 
+    async def planned_snapshots(self, uuid: str, now_ms: int) -> set[int]:
+        """The snapshots of the table that plans with live leases read."""
+
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         """After `after`, in order of id."""
 

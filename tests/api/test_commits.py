@@ -231,7 +231,7 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
         "definition-id": definition,
         "kind": "bloom",
         "table-uuid": metadata["table-uuid"],
-        "folder": f"{metadata['location']}/metadata/seamark-index/w",
+        "folder": f"{metadata['location']}/_seamark/index/w",
         "index": "i",
     }
     path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
@@ -301,7 +301,7 @@ async def test_a_change_for_a_table_that_was_dropped_and_made_anew_is_refused(ap
     again = await Lake.create(api)
     assert (await again.send(body)).error[:2] == (409, "CommitFailedException")
     # Its index files lie in the folder of the other, which is no mistake of the client's.
-    index_file = {"location": f"file://{lake.folder}/metadata/seamark-index/w/x.puffin", "size-in-bytes": 10}
+    index_file = {"location": f"file://{lake.folder}/_seamark/index/w/x.puffin", "size-in-bytes": 10}
     assert (await again.send({**body, "index-files": [index_file]})).error[:2] == (409, "CommitFailedException")
     assert (await again.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
 

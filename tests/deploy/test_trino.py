@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,9 @@ from pyspark.sql import SparkSession
 from trino.exceptions import TrinoQueryError
 
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT, At
+from seamark.connector.index.builds import InProcessWorkers, build
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 from tests.services.trino import BY_NAME, CATALOG, NEEDS_TRINO, Trino
@@ -169,3 +172,31 @@ def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
     )
     assert rows("SELECT n FROM harm.t ORDER BY n") == [[1], [2], [3], [100]]
     assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]
+
+
+def test_trinos_remove_orphan_files_leaves_index_files_and_plan_files(lake: Lake) -> None:
+    if lake.catalog != CATALOG:
+        pytest.skip("the storage makes no difference to what Trino lists")
+    rows = lake.by_name.rows
+    rows("CREATE SCHEMA keep")
+    rows("CREATE TABLE keep.t AS SELECT * FROM (VALUES 'a', 'c') t (land)")
+    rows("INSERT INTO keep.t VALUES 'b'")
+    client = IndexClient(lake.seamark.base_url)
+    client.put_index("keep.t", "lands", kind="bitmap", columns=["land"])
+    build(client, "keep.t", "lands", InProcessWorkers())
+    name = made_plan(lake, "keep.t", "land = 'b'")
+    location = Path(client.load_table("keep.t").metadata["location"].removeprefix("file://"))
+    orphans = [location / folder / "orphan" for folder in ("data", "metadata")]
+    for orphan in orphans:
+        orphan.write_bytes(b"left over")
+    kept = {path for path in location.rglob("_seamark/**/*") if path.is_file()}
+    lake.by_name.rows(
+        "ALTER TABLE keep.t EXECUTE remove_orphan_files(retention_threshold => '0s')",
+        session={f"{lake.by_name.catalog}.remove_orphan_files_min_retention": "0s"},
+    )
+    assert not any(orphan.exists() for orphan in orphans)
+    assert {path for path in location.rglob("_seamark/**/*") if path.is_file()} == kept
+    assert rows(f'SELECT land FROM keep."{name}"') == [["b"]]
+    assert client.index("keep.t", "lands").health == "ok"
+    assert client.explain("keep.t", "land = 'bb'").files == 0
+    client.close()

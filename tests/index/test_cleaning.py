@@ -25,7 +25,7 @@ class Table:
         self.server = server
         self.entry = entry
         self.metadata = metadata
-        self.folder = Path(metadata.location.removeprefix("file://")) / "metadata" / "seamark-index"
+        self.folder = Path(metadata.location.removeprefix("file://")) / "_seamark" / "index"
 
     async def add(self, name: str, definition: str) -> None:
         path = self.folder / name

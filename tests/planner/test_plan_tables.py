@@ -60,8 +60,8 @@ class Tables:
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
         self.count += 1
-        at = case.lake.folder / "metadata" / "plans" / str(self.count)
-        at.parent.mkdir(exist_ok=True)
+        at = case.lake.folder / "_seamark" / "plans" / str(self.count)
+        at.parent.mkdir(parents=True, exist_ok=True)
         made = await self.writer.write(kept, metadata, snapshot, at.as_uri(), "p")
         for path, data in made.files:
             Path(path.removeprefix("file://")).write_bytes(data)
@@ -255,7 +255,7 @@ async def test_a_plan_table_is_nobodys_to_clean_up_or_to_write_to(tables: Tables
     planned, metadata = made.metadata, metadata_of(case)
     assert planned.properties == {**metadata.properties, "gc.enabled": "false"}
     # Nothing lies below its location: engines that remove what a table does not name look no further.
-    assert planned.location.startswith(f"{metadata.location}/metadata/plans/")
+    assert planned.location.startswith(f"{metadata.location}/_seamark/plans/")
     assert not Path(planned.location.removeprefix("file://")).exists()
     assert all(at.startswith(f"{planned.location}-p") for at, _ in made.files)
     assert planned.snapshot_log == planned.metadata_log == ()

@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
 from seamark.metaserver.services.compaction import Compaction
+from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
 from seamark.metaserver.store.model import Entry, EntryKind
 from tests.catalog.rig import SCHEMA
+from tests.server.rig import LateClock
 
 ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-111111111111", "file:///t/metadata/1.json")
 ON = {"seamark.compaction.enabled": "true"}
@@ -73,3 +76,41 @@ def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
     assert Indexing().propose(ENTRY, a_table({"seamark.index.i": paused})) is None
     assert Indexing().propose(ENTRY, a_table({"seamark.index.i": "nonsense"})) is None
     assert Indexing().propose(ENTRY, a_table({})) is None
+
+
+def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> TableMetadata:
+    """A table of version 2 whose snapshots were committed at these times. `ref`: the retention of its branch."""
+    document = msgspec.json.decode(encode_table(a_table(properties, total_data_files=1)))
+    (snapshot,) = document["snapshots"]
+    document["snapshots"] = [
+        {**snapshot, "snapshot-id": number, "sequence-number": number, "timestamp-ms": time_ms}
+        for number, time_ms in enumerate(times_ms, 1)
+    ]
+    last = len(times_ms)
+    given = {name.replace("_", "-"): value for name, value in ref.items()}
+    document |= {"current-snapshot-id": last, "last-sequence-number": last, "last-updated-ms": times_ms[-1]}
+    document["refs"] = {"main": {"type": "branch", "snapshot-id": last, **given}}
+    return decode_table(msgspec.json.encode(document), "t")
+
+
+DAY_MS = 86_400_000
+EXPIRES = {"seamark.expiration.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("table", "proposed"),
+    [
+        (with_snapshots(EXPIRES, 1, 2, 20 * DAY_MS), True),
+        (with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS), False),
+        (with_snapshots(EXPIRES, 1), False),
+        (with_snapshots({}, 1, 2, 20 * DAY_MS), False),
+        (with_snapshots({**EXPIRES, "history.expire.max-snapshot-age-ms": "1000"}, 1, 19 * DAY_MS, 20 * DAY_MS), True),
+        (with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "3"}, 1, 2, 20 * DAY_MS), False),
+        (with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "many"}, 1, 2, 20 * DAY_MS), False),
+        (with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS, max_snapshot_age_ms=1000), True),
+    ],
+)
+def test_an_expiration_is_proposed_where_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
+    clock = LateClock()
+    clock.ahead_ms = 20 * DAY_MS - SystemClock().now_ms()
+    assert (SnapshotExpiration(clock, default=False).propose(ENTRY, table) is not None) == proposed

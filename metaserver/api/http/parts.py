@@ -14,6 +14,7 @@ from seamark.metaserver.access.keyring import StoredKeyring
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.native.group_commit import Commits
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
@@ -44,6 +45,7 @@ class ServerParts:
     planner: Planner
     stock_commits: StockCommits
     commits: Commits
+    expiration: Expiration
     metrics: ServerMetrics
     authenticator: Authenticator
     authorizer: Authorizer

@@ -31,7 +31,7 @@ from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.store.model import EntryKind, IndexFileState, Instant, InstantState, RegisteredIndexFile
 from seamark.metaserver.store.operations import RecordInstant
-from seamark.metaserver.wire import INDEX_FOLDER
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000
@@ -199,7 +199,8 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     table = await load(call)
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     known = {file.location for file in table.registered.files}
-    listed = await _listed(call, folder)
+    former = f"{table.metadata.location.rstrip('/')}/{FORMER_INDEX_FOLDER}"
+    listed = [*await _listed(call, folder), *await _listed(call, former)]
     definitions = {definition.id: definition for definition in read_definitions(table.metadata).by_name.values()}
     files, left_out = await _described(
         call, table, definitions, [info for info in listed if info.location not in known]

@@ -49,6 +49,7 @@ from seamark.metaserver.index.files.definitions import (
 from seamark.metaserver.index.keys.terms import Term
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 
 COMMIT_TRIES = 8
 _LISTED_FILES_MAX = 1000
@@ -108,6 +109,11 @@ _OF_AN_INDEX: dict[str, Any] = {
         "type": ["object", "null"],
         "additionalProperties": _COUNT,
         "description": "Live index files by level; a merge replaces many files by few of a higher level.",
+    },
+    "misplaced": {
+        "type": ["integer", "null"],
+        "description": "Live index files in the folder of earlier versions, where remove_orphan_files of other tools"
+        " deletes them. The indexer moves them.",
     },
     "quarantined": {"type": ["integer", "null"], "description": "The number of quarantined index files."},
     "audited-ms": {
@@ -358,6 +364,7 @@ async def _index(call: Call, table: TableIndexes, state: _TableState, definition
         "lag-files-of-refs": of_refs,
         "size-in-bytes": sum(file.size_bytes for file in live),
         "levels": {str(level): count for level, count in sorted(Counter(file.level for file in live).items())},
+        "misplaced": sum(f"/{FORMER_INDEX_FOLDER}/" in file.location for file in live),
         "quarantined": quarantined,
         "audited-ms": state.audits.get(definition.id),
         "used": None
@@ -393,6 +400,7 @@ def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefi
         "lag-files-of-refs": 0,
         "size-in-bytes": 0,
         "levels": {},
+        "misplaced": 0,
         "quarantined": 0,
         "audited-ms": None,
         "used": None,

@@ -33,7 +33,6 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -278,7 +277,7 @@ async def _stored(
     metadata, snapshot, name = bound_scan.metadata, bound_scan.snapshot, made.name
     assert snapshot is not None
     assert name is not None
-    location = f"{metadata_folder(metadata.location, metadata.properties)}/{PLANS_FOLDER}/{digest_of(name)}"
+    location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
     written = await app[WRITER].write(kept, metadata, snapshot, location, plan_id)
     files = tuple(path for path, _ in written.files)
     plan = PlanTable(

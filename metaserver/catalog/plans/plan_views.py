@@ -27,7 +27,6 @@ from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
-from seamark.metaserver.catalog.pointers import metadata_location
 from seamark.metaserver.catalog.values import LoadedView
 from seamark.metaserver.errors import BadRequest, NoSuchView
 from seamark.metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
@@ -120,8 +119,7 @@ class PlanViews:
         if shared is not None or not await self._plans.has_room(who):
             return shared
         plan_id = str(self._parts.clock.uuid7())
-        beside = metadata_location(self._parts, metadata.location, metadata.properties, None, ".metadata.json")
-        folder = f"{beside.rpartition('/')[0]}/{PLANS_FOLDER}/{digest_of(name)}"
+        folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
         document = encode_view(metadata)
         location = f"{folder}/{plan_id}{name_suffix(document)}"
         plan = PlanTable(

@@ -98,11 +98,13 @@ class Manifests:
         self._check_paths: CheckPaths | None = None
         self._memory: ChangeMemory | None = None
 
-    def checked(self, check_paths: CheckPaths, limit_bytes: int) -> Manifests:
+    def checked(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
         """The same caches for one change: `check_paths` is called with each manifest list before it is read, and with
-        the manifests in it. BadRequest when the change needs manifests that take more than `limit_bytes` decoded."""
+        the manifests in it. BadRequest when the change needs manifests that take more than `limit_bytes` decoded; None
+        for callers that bound it themselves."""
         checked = copy(self)
-        checked._check_paths, checked._memory = check_paths, ChangeMemory(limit_bytes)
+        checked._check_paths = check_paths
+        checked._memory = None if limit_bytes is None else ChangeMemory(limit_bytes)
         return checked
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:

@@ -106,11 +106,21 @@ def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
     """The property as a 32-bit integer. BadRequest for another value."""
+    return _integer(properties, name, default, 32)
+
+
+def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
+    """The property as a 64-bit integer. BadRequest for another value."""
+    return _integer(properties, name, default, 64)
+
+
+def _integer(properties: Mapping[str, str], name: str, default: int, bits: int) -> int:
     value = properties.get(name)
     if value is None:
         return default
-    if _INTEGER.fullmatch(value) is None or not -(2**31) <= int(value) < 2**31:
-        raise BadRequest(f"Property {name} must have an integer value, but is set to {value!r}")
+    limit = 1 << (bits - 1)
+    if len(value) > 20 or _INTEGER.fullmatch(value) is None or not -limit <= int(value) < limit:
+        raise BadRequest(f"Property {name} must have an integer value, but is set to {value[:100]!r}")
     return int(value)
 
 

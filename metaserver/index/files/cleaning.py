@@ -8,7 +8,7 @@ table's index folder that are in no registry are left over from failed builds; t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 
 import structlog
@@ -33,7 +33,8 @@ log = structlog.get_logger()
 
 
 class Cleaner:
-    """Belongs to one event loop. `load` reads a metadata file; `folder`: the folder of index files in a table's."""
+    """Belongs to one event loop. `load` reads a metadata file; `folders`: those of index files below a table's
+    location."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Cleaner:
         clock: Clock,
         load: Callable[[str], Awaitable[TableMetadata]],
         *,
-        folder: str,
+        folders: Sequence[str],
         retention_s: int,
     ) -> None:
         self._store = store
@@ -51,7 +52,7 @@ class Cleaner:
         self._objects = objects
         self._clock = clock
         self._load = load
-        self._folder = folder
+        self._folders = folders
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
         """The uuid after which the next round continues."""
@@ -109,8 +110,7 @@ class Cleaner:
         now_ms = self._clock.now_ms()
         known = {file.location for file in (await self._registry.files(entry)).files}
         done = 0
-        for base in {table.location.rstrip("/") for table in tables}:
-            folder = f"{base}/{self._folder}"
+        for folder in {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}:
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue
             if len(self._orphans_ms) >= _FOLDERS_MAX:

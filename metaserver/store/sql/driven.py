@@ -131,6 +131,9 @@ class DrivenStore(ABC):
     async def plan_table_count(self, now_ms: int) -> int:
         return await self._list(lambda: queries.plan_table_count(now_ms))
 
+    async def planned_snapshots(self, uuid: str, now_ms: int) -> set[int]:
+        return await self._list(lambda: queries.planned_snapshots(uuid, now_ms))
+
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         return await self._list(lambda: queries.plan_tables_retired(after, limit))
 

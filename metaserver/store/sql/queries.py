@@ -177,6 +177,14 @@ def plan_table_count(now_ms: int) -> Steps[int]:
     return int(rows[0][0])
 
 
+def planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
+    rows = yield Statement(
+        "SELECT DISTINCT snapshot_id FROM plan_tables WHERE expires_ms > $2 AND name IS NOT NULL AND uuid = $1",
+        (uuid, now_ms),
+    )
+    return {int(row[0]) for row in rows}
+
+
 def plan_tables_retired(after: str | None, limit: int) -> Steps[list[PlanTable]]:
     rows = yield Statement(
         f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2",  # noqa: S608

@@ -259,7 +259,7 @@ async def test_a_damaged_index_file_is_as_if_it_were_not_there(api: Api) -> None
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await stored.commit(files)
     await stored.index("by_id", "bitmap", ["id"], files)
-    (path,) = (stored.folder / "metadata" / "seamark-index").glob("**/*.puffin")
+    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)

@@ -48,7 +48,7 @@ async def test_a_build_says_what_is_to_be_indexed_and_where_to(table: Api) -> No
         "reason": None,
         "snapshot-id": 1,
         "table-uuid": build["table-uuid"],
-        "folder": f"{location}/metadata/seamark-index/{build['build-id']}",
+        "folder": f"{location}/_seamark/index/{build['build-id']}",
         "definition-id": (await shown(table))["definition-id"],
         "kind": "bloom",
         "terms": [{"field-id": 1, "name": "id", "transform": "identity", "source-type": "long", "type": "long"}],

@@ -99,7 +99,7 @@ async def test_damage_far_away_is_no_wrong_answer_and_is_put_aside(served: Runni
     files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await stored.commit(files)
     await stored.index("by_id", kind, ["id"], files)
-    (path,) = (stored.folder / "metadata" / "seamark-index").glob("**/*.puffin")
+    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)

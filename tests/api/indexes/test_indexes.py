@@ -66,6 +66,7 @@ async def test_an_index_is_defined_in_the_tables_properties_and_listed(table: Ap
         "audited-ms": None,
         "size-in-bytes": 0,
         "levels": {},
+        "misplaced": 0,
         "quarantined": 0,
         "used": None,
     }

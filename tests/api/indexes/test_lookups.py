@@ -163,7 +163,7 @@ async def test_a_lookup_tells_which_live_files_the_index_does_not_cover(api: Api
 async def test_a_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id"], files)
-    (path,) = (stored.folder / "metadata" / "seamark-index").glob("**/*.puffin")
+    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     data[4100:4200] = bytes(100)
     path.write_bytes(data)

@@ -276,3 +276,41 @@ async def test_a_path_with_dots_behind_an_own_prefix_is_not_planned(lake: Lake, 
     answer = await lake.plan("rita", "mine")
     assert answer.error[0] == 403
     assert SECRET not in answer.raw.decode()
+
+
+@pytest.mark.parametrize("overwritten", ["manifest", "manifest list", "dots"])
+async def test_an_expiration_deletes_and_reads_nothing_of_another_table(lake: Lake, overwritten: str) -> None:
+    """The files that an expired snapshot names are deleted only in the table's own locations."""
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    metadata = mine / "metadata"
+    for number in (7, 8):
+        own = manifest(metadata / f"m{number}.avro", [file_of(f"file://{mine}/data/{number}.parquet", 1, 9)], number)
+        made = manifest_list(metadata / f"l{number}.avro", [own])
+        assert (await lake.commit("wendy", "mine", number, made)).status == 200
+    secret = theirs / "data" / f"{SECRET}.parquet"
+    for path in (secret, mine / "data" / "7.parquet", mine / "data" / "8.parquet"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"rows")
+    named = f"file://{secret}" if overwritten == "manifest" else f"file://{mine}/../{theirs.name}/data/{secret.name}"
+    if overwritten == "manifest list":
+        foreign = manifest(theirs / "metadata" / "m.avro", [file_of(f"file://{secret}", 1, 9)], 1, write=False)
+        manifest_list(metadata / "l7.avro", [foreign])
+    else:
+        own = file_of(f"file://{mine}/data/7.parquet", 1, 9)
+        listed = [manifest(metadata / "m7.avro", [own, file_of(named, 1, 9)], 7)]
+        manifest_list(metadata / "l7.avro", listed)
+    before = {path for path in theirs.rglob("*") if path.is_file()}
+    route = "/api/v1/tables/mine/t/expire-snapshots"
+    body = {"older-than-ms": 1 << 60, "retain-last": 1}
+    assert (await lake("rita", "POST", route, body)).status == 403
+    assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/expire-snapshots", body)).status == 403
+    answer = await lake("wendy", "POST", route, body)
+    assert SECRET not in answer.raw.decode()
+    assert {path for path in theirs.rglob("*") if path.is_file()} == before
+    if overwritten == "manifest list":
+        assert answer.status == 403
+        assert (mine / "data" / "7.parquet").exists()
+    else:
+        assert (answer.status, answer.json["snapshots"], answer.json["content-files"]) == (200, 1, 1)
+        assert [path.name for path in (mine / "data").iterdir()] == ["8.parquet"]
+        assert not (metadata / "m7.avro").exists()

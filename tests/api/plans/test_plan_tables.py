@@ -82,7 +82,7 @@ async def late(tmp_path: Path) -> AsyncIterator[Late]:
 
 def plans(tmp_path: Path) -> list[Path]:
     """Files of plan tables, below the warehouse."""
-    return [path for path in tmp_path.glob("warehouse/**/metadata/plans/**/*") if path.is_file()]
+    return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]
 
 
 async def test_a_plan_is_answered_with_a_name_that_stands_for_its_files(late: Late) -> None:

@@ -238,7 +238,7 @@ def test_index_files_that_a_server_forgot_are_listed_again(client: IndexClient, 
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
         assert {where: again.explain("db.t", where).files for where in before} == before
         assert seamark(other.url, "verify", "db.t")[0] == 0
-        scrap = Path(table.location.removeprefix("file://")) / "metadata" / "seamark-index" / "scrap"
+        scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
         code, text = seamark(other.url, "rebuild-registry", "db.t")
         assert (code, "9 index files were listed already, 0 describe nothing new, 1 are left out" in text) == (0, True)

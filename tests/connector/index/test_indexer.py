@@ -23,6 +23,7 @@ from seamark.connector.index.builds import GroupLimits, InProcessWorkers, Worker
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.index.indexer import AuditLimits, Indexer, Round
 from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 
@@ -66,6 +67,26 @@ def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_noth
     assert len(list(client.timeline(action="indexing"))) == 4
     append(client.url, "a.one", [[1000]])
     assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
+
+
+def test_index_files_in_the_folder_of_earlier_versions_are_moved(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
+        table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
+        Indexer(client, in_process, limits=GroupLimits(files=1)).round()
+    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
+    indexer = Indexer(client, in_process)
+    assert indexer.round() == Round(tables=1, indexes=2, merges=2)
+    assert indexer.round() == Round(tables=1, indexes=2)
+    for name in "ij":
+        index = client.index("db.t", name)
+        live = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
+        assert (index.json["misplaced"], index.health, len(live)) == (0, "ok", 1)
+        assert f"/{INDEX_FOLDER}/" in live[0]
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == before
 
 
 def test_small_index_files_are_merged_until_there_are_few_and_tell_the_same(client: IndexClient) -> None:

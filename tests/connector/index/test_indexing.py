@@ -149,7 +149,7 @@ def files(tmp_path: Path) -> list[DataFile]:
 
 def task(folder: Path, kind: str, *columns: str) -> IndexTask:
     definition = define("i", kind, columns, SCHEMA)
-    return IndexTask("table-uuid", definition, Projection(SCHEMA), f"{folder.as_uri()}/metadata/seamark-index")
+    return IndexTask("table-uuid", definition, Projection(SCHEMA), f"{folder.as_uri()}/_seamark/index")
 
 
 def opened(location: str | None) -> Any:

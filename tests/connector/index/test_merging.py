@@ -22,6 +22,7 @@ from seamark.metaserver.index.keys.hashing import hash_keys, hash_rows
 from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of
 from seamark.metaserver.index.kinds import bitmap, bloom, record
 from seamark.metaserver.index.kinds.bits import positions
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 
 SCHEMA = Schema((Field(1, "id", True, "long"),))
 
@@ -143,6 +144,14 @@ def test_a_merge_is_bounded_and_large_files_are_left_alone() -> None:
     files = registered(*[(0, 30)] * 6)
     assert len(select_merge(files, fanout=4, size_max_bytes=100)) == 3
     assert select_merge(registered(*[(2, 60)] * 9), fanout=4, size_max_bytes=100) == []
+
+
+def test_files_in_the_former_folder_are_chosen_when_no_level_is_due() -> None:
+    former = [RegisteredFile(f"/t/{FORMER_INDEX_FOLDER}/{n}.puffin", 3, 60, n) for n in range(2)]
+    files = [*registered((0, 10), (0, 10)), *former]
+    assert select_merge(files, fanout=4, size_max_bytes=200) == former
+    assert select_merge(files, fanout=4, size_max_bytes=100) == former[:1]
+    assert len(select_merge([*files, *registered((0, 10), (0, 10))], fanout=4, size_max_bytes=100)) == 4
 
 
 def test_however_many_builds_there_are_the_files_stay_few() -> None:

@@ -205,7 +205,7 @@ async def test_prefixes_of_coordinators_are_taken_off_what_is_followed() -> None
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
-    broken = failed("ICEBERG_INVALID_METADATA", "Cannot read /t/metadata/plans/0/1.avro", "EXTERNAL")
+    broken = failed("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
     async with staged(playing(QUEUED, broken)) as (trino, rig):
         for _ in range(FAILURES_MAX):
             assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"

@@ -217,7 +217,7 @@ def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Serv
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "old"), (2, "old")))
     for file in files_of(served):
-        if "seamark-index" in file.parts:
+        if "_seamark" in file.parts:
             data = bytearray(file.read_bytes())
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
             file.write_bytes(data)
@@ -431,7 +431,7 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_change(
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
-    brought = [one for one in files_of(served) if "seamark-index" in one.parts]
+    brought = [one for one in files_of(served) if "_seamark" in one.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
 
 

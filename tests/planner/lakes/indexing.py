@@ -201,7 +201,7 @@ class IndexedLake:
 
     @property
     def folder(self) -> Path:
-        return self.lake.folder / "metadata" / "seamark-index"
+        return self.lake.folder / "_seamark" / "index"
 
     async def entry(self) -> Entry:
         found = await self.store.entry(TABLE, NS, self.name)
@@ -442,7 +442,7 @@ class IndexedTable:
             file = self.table.file(number, 0)
             entries.append((ListedFile(file.path, file.size, file.record_count), built(definition, keys)))
         self.written += 1
-        path = self.table.folder / "metadata" / "seamark-index" / f"{self.written:04d}.puffin"
+        path = self.table.folder / "_seamark" / "index" / f"{self.written:04d}.puffin"
         path.parent.mkdir(exist_ok=True)
         data = b"".join(
             encode_index_file(

@@ -1,0 +1,280 @@
+"""Expires snapshots: commits their removal, and then deletes the files that no other snapshot needs.
+
+The commit is a swap of the table's pointer like any other, computed again after a lost race, so that no writer waits
+and a reference that is created meanwhile keeps its snapshot. The transaction records an instant in flight that names
+the metadata file before. Deletion ends the instant; if the server stops before that, housekeeping finds the instant,
+computes the files again from both metadata files, and continues.
+
+Files are deleted only in the table's own locations, and not if several names share the table's UUID, as after a second
+registration, because the other name's snapshots may need them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.ownership.claims import foreign_file_check
+from seamark.metaserver.catalog.pointers import check_uuid
+from seamark.metaserver.catalog.purge import is_collectable, own_folders, owned
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expired, find_expired
+from seamark.metaserver.commit.expiration.unused_files import TooManyEntries, UnusedFiles, find_unused
+from seamark.metaserver.commit.publication import CommitEvent, Publisher
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.store.model import Entry, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.operations import MoveInstant, RecordInstant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.wire import show
+
+ACTION = "expiration"
+SNAPSHOTS_MAX = 1000
+"""Snapshots that one expiration removes; a repeat removes the next."""
+_SHARE = 8
+"""Part of `commit_memory_bytes` for the manifests that are read here."""
+_BATCH = 100
+_DELETED_AT_ONCE = 16
+_RESUMED_AFTER_MS = 3_600_000
+"""An instant in flight is that old when housekeeping continues it: until then its own server is at work."""
+_GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
+_BEFORE, _REMOVED = "metadata-location-before", "removed-snapshots"
+_log = structlog.get_logger("seamark.expiration")
+
+
+class ExpirationRequest(msgspec.Struct, frozen=True):
+    """None: the table's property, or Iceberg's default."""
+
+    older_than_ms: int | None = None
+    retain_last: int | None = None
+    dry_run: bool = False
+
+
+class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
+    """With a dry run: what an expiration would do. `snapshots_left`: expired snapshots for a repeat to remove.
+    `files_failed`: files that the storage did not delete; housekeeping tries again."""
+
+    snapshots: int = 0
+    refs: tuple[str, ...] = ()
+    snapshots_left: int = 0
+    content_files: int = 0
+    manifests: int = 0
+    other_files: int = 0
+    size_in_bytes: int = 0
+    files_failed: int = 0
+
+
+class _Removal(msgspec.Struct, frozen=True):
+    """One attempt: the metadata before and after, and what the commit leaves unused."""
+
+    entry: Entry
+    before: TableMetadata
+    after: TableMetadata
+    expired: Expired
+    left: int
+    unused: UnusedFiles
+
+
+class Expiration:
+    """Belongs to one event loop."""
+
+    def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
+        self._parts = catalog.parts
+        self._publisher = publisher
+        self._planner = planner
+        settings = self._parts.settings
+        # Not the caches of commits, which would lose what writers need.
+        self._manifests = Manifests(
+            self._parts.objects,
+            budget_bytes=settings.commit_memory_bytes // _SHARE,
+            limit_bytes=settings.plan_manifest_limit_bytes,
+        )
+
+    async def expire(
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest
+    ) -> ExpirationReport:
+        """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid; Corrupt if a
+        manifest cannot be read; CommitConflict after too many lost races. Nothing is removed after an error."""
+        retries = self._parts.settings.commit_retries
+        for attempt in range(retries + 1):
+            if attempt:
+                await self._parts.back_off(attempt)
+            removal = await self._plan(namespace, name, request)
+            report = _report(removal)
+            if request.dry_run or removal.after is removal.before:
+                return report
+            try:
+                instant = await self._commit(caller, removal)
+            except CommitConflict:
+                if attempt == retries:
+                    raise
+                continue
+            failed = await self._delete(instant, removal.unused)
+            return msgspec.structs.replace(report, files_failed=failed)
+        raise AssertionError("the loop returns or raises")
+
+    async def resume(self) -> int:
+        """Housekeeping: continues deletions that a stopped server has left. Returns their number."""
+        found = await self._parts.store.instants(
+            InstantFilter(action=ACTION, state=InstantState.INFLIGHT, archived=False), _BATCH
+        )
+        old = [instant for instant in found if self._parts.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS]
+        for instant in old:
+            try:
+                await self._resume(instant)
+            except RetryLater:
+                continue
+            except SeamarkError as error:
+                await self._end(instant, {"error": error.message[:1000]})
+        return len(old)
+
+    async def _plan(self, namespace: NamespacePath, name: str, request: ExpirationRequest) -> _Removal:
+        parts = self._parts
+        entry = await parts.require_entry(EntryKind.TABLE, namespace, name)
+        before = await parts.documents.table(entry.metadata_location)
+        check_uuid(entry, before)
+        if not is_collectable(before):
+            raise BadRequest(
+                f"Cannot expire snapshots of {show(namespace, name)}: its gc.enabled is false, so others may use its "
+                "files"
+            )
+        now_ms = parts.clock.now_ms()
+        policy = ExpirationPolicy.of(
+            before, now_ms, older_than_ms=request.older_than_ms, retain_last=request.retain_last
+        )
+        in_use = await parts.store.planned_snapshots(entry.uuid, now_ms)
+        expired = find_expired(before, policy, now_ms, in_use)
+        count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
+        while True:
+            chosen = Expired(expired.refs, expired.snapshot_ids[:count])
+            after = self._without(before, chosen)
+            try:
+                unused = await self._unused(entry.uuid, before, after)
+            except TooManyEntries:
+                count //= 2
+                continue
+            return _Removal(entry, before, after, chosen, len(expired.snapshot_ids) - count, unused)
+
+    def _without(self, base: TableMetadata, expired: Expired) -> TableMetadata:
+        updates: list[dict[str, Any]] = [{"action": "remove-snapshot-ref", "ref-name": name} for name in expired.refs]
+        if expired.snapshot_ids:
+            updates.append({"action": "remove-snapshots", "snapshot-ids": list(expired.snapshot_ids)})
+        if not updates:
+            return base
+        clock = self._parts.clock
+        return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
+
+    async def _unused(
+        self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: bool = False
+    ) -> UnusedFiles:
+        """Reads no files of other tables, and names none."""
+        if before is after or await self._parts.store.names_of(uuid) != 1:
+            return UnusedFiles((), (), (), 0)
+        folders = own_folders(self._parts, after)
+        owns, others = owned(self._parts, after), await foreign_file_check(self._parts, uuid, folders)
+
+        def allowed(location: str) -> bool:
+            try:
+                return owns(location) and not others(location)
+            except BadRequest:  # a location that the server cannot parse
+                return False
+
+        check = partial(self._planner.check_paths, before, uuid)
+        manifests = self._manifests.checked(lambda paths: check(list(paths)), None)
+        return await find_unused(manifests, before, after, allowed, repeated=repeated)
+
+    async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
+        parts, entry = self._parts, removal.entry
+        requested_ms = parts.clock.now_ms()
+        summary = {_REMOVED: len(removal.expired.snapshot_ids), _BEFORE: entry.metadata_location}
+        record = parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
+        instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
+        actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
+        actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
+        event = CommitEvent(caller, requested_ms, None, updates=actions)
+        async with self._publisher.lock(entry.namespace, entry.name):
+            await self._publisher.publish(
+                caller,
+                entry,
+                removal.before,
+                removal.after,
+                instants=[event],
+                operations=[RecordInstant(instant=instant)],
+            )
+        return instant
+
+    async def _resume(self, instant: Instant) -> None:
+        try:
+            before = await self._parts.documents.table(str(instant.summary[_BEFORE]))
+            entry = await self._current(instant)
+            after = await self._parts.documents.table(entry.metadata_location)
+        except NotFound as error:  # dropped, or the metadata file left the log and was deleted
+            await self._end(instant, {"error": error.message[:1000]})
+            return
+        unused = await self._unused(instant.uuid, before, after, repeated=True)
+        await self._delete(instant, unused)
+
+    async def _current(self, instant: Instant) -> Entry:
+        """The table's only name; NotFound if it has no name or several."""
+        assert instant.name is not None
+        entry = await self._parts.store.entry(EntryKind.TABLE, instant.namespace, instant.name)
+        if entry is None or entry.uuid != instant.uuid:
+            raise NotFound(f"{show(instant.namespace, instant.name)} was dropped or renamed")
+        return entry
+
+    async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
+        """Returns the number of files that could not be deleted. Then the files that name them stay, too, and the
+        instant stays in flight, so that housekeeping tries again, for a day."""
+        failed = deleted = 0
+
+        async def delete(location: str) -> None:
+            nonlocal failed, deleted
+            try:
+                await self._parts.objects.delete(location)
+                deleted += 1
+            except SeamarkError as error:
+                failed += 1
+                _log.warning("unused file not deleted", location=location, reason=error.message)
+
+        for files in (unused.content_files, unused.manifests, unused.others):
+            await gathered([partial(delete, location) for location in files], _DELETED_AT_ONCE)
+            if failed:
+                break
+        if not failed or self._parts.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS:
+            summary = {"deleted-files": deleted, "failed-files": failed, "size-in-bytes": unused.size_bytes}
+            await self._end(instant, summary)
+        return failed
+
+    async def _end(self, instant: Instant, summary: dict[str, Any]) -> None:
+        move = MoveInstant(
+            id=instant.id,
+            expected=InstantState.INFLIGHT,
+            state=InstantState.COMPLETED,
+            now_ms=self._parts.clock.now_ms(),
+            summary={**instant.summary, **summary},
+        )
+        try:
+            await self._parts.transact([move])
+        except CommitConflict:
+            return  # another replica completed it
+
+
+def _report(removal: _Removal) -> ExpirationReport:
+    unused = removal.unused
+    return ExpirationReport(
+        snapshots=len(removal.expired.snapshot_ids),
+        refs=removal.expired.refs,
+        snapshots_left=removal.left,
+        content_files=len(unused.content_files),
+        manifests=len(unused.manifests),
+        other_files=len(unused.others),
+        size_in_bytes=unused.size_bytes,
+    )

@@ -1,0 +1,124 @@
+"""Which snapshots and references have expired, pure.
+
+The properties are Iceberg's (`history.expire.*`, and those of each reference; Iceberg spec, "Snapshot Retention
+Policy"), with one difference in favour of readers: the age of a snapshot counts from the commit that replaced it, not
+from its own. So every snapshot that was current within the age stays, a long read of a table that was idle before
+keeps its files, and time travel works for the whole age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_int, as_long
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN, SnapshotRef
+
+MAX_AGE, MAX_AGE_DEFAULT_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
+MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
+MAX_REF_AGE = "history.expire.max-ref-age-ms"
+_FOREVER = (1 << 63) - 1
+
+
+class ExpirationPolicy(msgspec.Struct, frozen=True):
+    """`older_than_ms`: milliseconds since the epoch; a snapshot replaced before has expired, unless it is among the
+    `retain_last` newest of a branch. References have their own values, if any."""
+
+    older_than_ms: int
+    retain_last: int
+    max_ref_age_ms: int
+
+    @staticmethod
+    def of(
+        metadata: TableMetadata, now_ms: int, *, older_than_ms: int | None = None, retain_last: int | None = None
+    ) -> ExpirationPolicy:
+        """By the table's properties, unless the caller gives a value. BadRequest for an invalid value."""
+        properties = metadata.properties
+        if older_than_ms is None:
+            older_than_ms = now_ms - as_long(properties, MAX_AGE, MAX_AGE_DEFAULT_MS)
+        if retain_last is None:
+            retain_last = as_int(properties, MIN_SNAPSHOTS, 1)
+        if retain_last < 1:
+            raise BadRequest(f"The number of snapshots to retain is {retain_last}; it must be at least 1")
+        return ExpirationPolicy(older_than_ms, retain_last, as_long(properties, MAX_REF_AGE, _FOREVER))
+
+
+class Expired(NamedTuple):
+    """`snapshot_ids`: oldest first."""
+
+    refs: tuple[str, ...]
+    snapshot_ids: tuple[int, ...]
+
+
+def find_expired(
+    metadata: TableMetadata, policy: ExpirationPolicy, now_ms: int, in_use: Collection[int] = ()
+) -> Expired:
+    """What the policy removes. `in_use`: ids of snapshots that stay in any case."""
+    kept: set[int] = set(in_use)
+    ended: list[str] = []
+    for name, ref in metadata.refs.items():
+        snapshot = metadata.snapshot(ref.snapshot_id)
+        max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
+        if name != MAIN and (snapshot is None or now_ms - snapshot.timestamp_ms > max_age_ms):
+            ended.append(name)
+        elif ref.is_branch:
+            kept |= _kept_by_branch(metadata, ref, policy, now_ms)
+        else:
+            kept.add(ref.snapshot_id)
+    heads = [ref.snapshot_id for name, ref in metadata.refs.items() if name not in ended and ref.is_branch]
+    referenced = {id_ for head in heads for id_, _ in _history(metadata, head)}
+    replaced_ms = _replaced(metadata)
+    kept |= {
+        snapshot.snapshot_id
+        for snapshot in metadata.snapshots
+        if snapshot.snapshot_id not in referenced
+        and replaced_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms) >= policy.older_than_ms
+    }
+    old = sorted(
+        (snapshot.timestamp_ms, snapshot.snapshot_id)
+        for snapshot in metadata.snapshots
+        if snapshot.snapshot_id not in kept
+    )
+    return Expired(tuple(ended), tuple(id_ for _, id_ in old))
+
+
+def _kept_by_branch(metadata: TableMetadata, ref: SnapshotRef, policy: ExpirationPolicy, now_ms: int) -> set[int]:
+    older_than_ms = policy.older_than_ms
+    if ref.max_snapshot_age_ms is not None:
+        older_than_ms = now_ms - ref.max_snapshot_age_ms
+    least = policy.retain_last if ref.min_snapshots_to_keep is None else ref.min_snapshots_to_keep
+    kept: set[int] = set()
+    for id_, replaced_ms in _history(metadata, ref.snapshot_id):
+        if len(kept) >= least and replaced_ms is not None and replaced_ms < older_than_ms:
+            break
+        kept.add(id_)
+    return kept
+
+
+def _history(metadata: TableMetadata, head: int) -> list[tuple[int, int | None]]:
+    """(id, when its child was committed) of a snapshot, for which the time is None, and of its ancestors."""
+    found: list[tuple[int, int | None]] = []
+    snapshot, replaced_ms = metadata.snapshot(head), None
+    seen: set[int] = set()
+    while snapshot is not None and snapshot.snapshot_id not in seen:  # the parents are what writers say
+        seen.add(snapshot.snapshot_id)
+        found.append((snapshot.snapshot_id, replaced_ms))
+        replaced_ms = snapshot.timestamp_ms
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot(parent)
+    return found
+
+
+def _replaced(metadata: TableMetadata) -> dict[int, int]:
+    """When each snapshot that once was current was replaced, for those of which the log says so: after a rollback they
+    are no ancestors of a branch."""
+    log = metadata.snapshot_log
+    found: dict[int, int] = {}
+    for entry, following in pairwise(log):
+        found[entry.snapshot_id] = max(following.timestamp_ms, found.get(entry.snapshot_id, 0))
+    return found

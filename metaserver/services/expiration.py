@@ -1,0 +1,44 @@
+"""The service that expires snapshots, for tables whose policy enables it."""
+
+from __future__ import annotations
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.commit.expiration.policy import MAX_REF_AGE, ExpirationPolicy
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.services.service import Job
+from seamark.metaserver.store.model import Entry
+
+ENABLED = "seamark.expiration.enabled"
+_PRIORITY = 9
+"""After compaction, which makes files unused."""
+_PAUSE_S = 3600.0
+"""Least time between two expirations of a table: each reads the manifests of the remaining snapshots."""
+
+
+class SnapshotExpiration:
+    """`default`: whether the snapshots of tables without the property expire."""
+
+    name = "expiration"
+
+    def __init__(self, clock: Clock, *, default: bool) -> None:
+        self._clock = clock
+        self._default = default
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """By the age of the oldest snapshot; the server finds out what has expired when the job runs."""
+        if not as_bool(metadata.properties, ENABLED, self._default):
+            return None
+        try:
+            policy = ExpirationPolicy.of(metadata, self._clock.now_ms())
+        except BadRequest:  # the properties are invalid; an expiration by hand says why
+            return None
+        has_refs = any(
+            ref.max_snapshot_age_ms is not None or ref.max_ref_age_ms is not None for ref in metadata.refs.values()
+        )
+        if not has_refs and MAX_REF_AGE not in metadata.properties:
+            replaced_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots[1:2]]
+            if len(metadata.snapshots) <= policy.retain_last or replaced_ms[0] >= policy.older_than_ms:
+                return None
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)

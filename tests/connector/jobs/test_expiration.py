@@ -1,0 +1,289 @@
+"""Snapshot expiration against what PyIceberg finds in the metadata: it deletes no file of a remaining snapshot, and
+every file that none of them needs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.expressions import In
+from pyiceberg.table import Table
+
+from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.commit.expiration import expiration as server
+from seamark.metaserver.commit.expiration import unused_files
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.store.model import InstantState
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import create, rows
+
+Rows = Counter[tuple[Any, ...]]
+
+
+def path_of(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
+
+
+def needed(table: Table) -> set[Path]:
+    """Content files, manifests and manifest lists of all snapshots of the table, by PyIceberg."""
+    found: set[Path] = set()
+    for snapshot in table.metadata.snapshots:
+        found.add(path_of(snapshot.manifest_list))
+        for manifest in snapshot.manifests(table.io):
+            found.add(path_of(manifest.manifest_path))
+            found |= {path_of(entry.data_file.file_path) for entry in manifest.fetch_manifest_entry(table.io)}
+    return found
+
+
+def stored(table: Table) -> set[Path]:
+    folder = path_of(table.location())
+    return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
+
+
+def read(client: IndexClient, snapshot_id: int) -> Rows:
+    return Counter(tuple(row.values()) for row in scan(client, "db.t", at=At(snapshot_id)).to_arrow().to_pylist())
+
+
+def snapshots(table: Table) -> list[int]:
+    return [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
+
+
+def instants(served: Served) -> list[Any]:
+    found = served.run(served.server.parts.store.instants(server.InstantFilter(action=server.ACTION), 100))
+    assert isinstance(found, list)
+    return found
+
+
+def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
+    create(catalog, 2)
+    for number in range(commits):
+        upsert(client, "db.t", rows([1, number], f"{number}:"), keys=["id"], mode="copy-on-write")
+    return catalog.load_table("db.t")
+
+
+def test_the_files_of_removed_snapshots_are_deleted(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        before = stored(table)
+        rows_before = read(client, snapshots(table)[-1])
+        planned = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
+        assert stored(table) == before
+        totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
+        assert totals == planned
+        assert (totals.snapshots, totals.files_failed) == (3, 0)
+        table.refresh()
+        assert stored(table) == needed(table)
+        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(stored(table))
+        assert read(client, snapshots(table)[-1]) == rows_before
+        (instant,) = instants(served)
+        assert instant.state is InstantState.COMPLETED
+        assert instant.summary["removed-snapshots"] == 3
+        assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=2).snapshots == 0
+
+
+def test_a_snapshot_is_as_old_as_the_commit_that_replaced_it(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 4)
+        times = [snapshot.timestamp_ms for snapshot in table.metadata.snapshots]
+        assert expire(client, "db.t", older_than_ms=times[2], dry_run=True).snapshots == 1
+        assert expire(client, "db.t", older_than_ms=times[2] + 1, dry_run=True).snapshots == 2
+        assert expire(client, "db.t", dry_run=True).snapshots == 0, "five days by default"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_histories_with_branches_tags_and_expirations(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+) -> None:
+    rng = random.Random(f"{seed} {version}")
+    monkeypatch.setattr(server, "SNAPSHOTS_MAX", rng.choice([2, 1000]))
+    monkeypatch.setattr(unused_files, "ENTRIES_MAX", rng.choice([5, 1000]))
+    contents: dict[int, Rows] = {}
+    named: set[Path] = set()
+    expired = 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, version)
+        append(client, "db.t", rows([0]))
+        table = catalog.load_table("db.t")
+
+        def note() -> None:
+            table.refresh()
+            named.update(needed(table))
+            for snapshot_id in snapshots(table):
+                if snapshot_id not in contents:
+                    contents[snapshot_id] = read(client, snapshot_id)
+
+        def step(number: int) -> None:
+            ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
+            table.refresh()
+            if kind < 0.4:
+                upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+            elif kind < 0.5 and version == 2:
+                table.delete(In("id", ids))
+            elif kind < 0.6:
+                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
+            elif kind < 0.7:
+                compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+            elif kind < 0.78:
+                table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
+            elif kind < 0.86:
+                table.manage_snapshots().create_tag(rng.choice(snapshots(table)), f"t{number}").commit()
+            elif kind < 0.93:
+                others = [name for name in table.refs() if name != "main"]
+                branches = [name for name in others if name.startswith("b")]
+                if branches and rng.random() < 0.6:
+                    append(client, "db.t", rows(ids, f"{number}b"), branch=rng.choice(branches))
+                elif others:
+                    name = rng.choice(others)
+                    manage = table.manage_snapshots()
+                    (manage.remove_branch if name.startswith("b") else manage.remove_tag)(name).commit()
+            else:
+                ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
+                table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
+
+        for number in range(45):
+            step(number)
+            note()
+            if rng.random() < 0.25:
+                older = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(0, 1)
+                heads = {ref.snapshot_id for ref in table.refs().values()}
+                stay = {one.snapshot_id for one in table.metadata.snapshots if one.timestamp_ms >= older}
+                expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
+                table.refresh()
+                assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these"
+                assert stored(table) & named == needed(table) & named
+                assert needed(table) <= stored(table)
+                for snapshot_id in snapshots(table):
+                    assert read(client, snapshot_id) == contents[snapshot_id]
+        expire(client, "db.t", older_than_ms=1 << 60)
+        table.refresh()
+        assert stored(table) & named == needed(table)
+    assert expired > 0
+
+
+def test_a_reference_created_meanwhile_keeps_its_snapshot(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        first = snapshots(table)[0]
+        rows_of_first = read(client, first)
+        commit, calls = server.Expiration._commit, []
+
+        async def late(self: server.Expiration, *given: Any) -> Any:
+            if not calls:
+                calls.append(1)
+                created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
+                update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
+                await served.server.parts.stock_commits.commit_table(given[0], ("db",), "t", [created], [update])
+            return await commit(self, *given)
+
+        monkeypatch.setattr(server.Expiration, "_commit", late)
+        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
+        table.refresh()
+        assert table.refs()["kept"].snapshot_id == first
+        assert read(client, first) == rows_of_first
+        assert stored(table) == needed(table)
+
+
+def test_an_interrupted_deletion_is_continued(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage fails for some files: housekeeping finds the others again, although files between are missing."""
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 8)
+        objects = served.server.parts.objects
+        delete_object = type(objects).delete
+        for works in (0, 2, 5, 9):
+            for number in range(6):
+                upsert(client, "db.t", rows([1, number], f"{works}:"), keys=["id"], mode="copy-on-write")
+            left = [works]
+
+            async def unwilling(self: Any, location: str, left: list[int] = left) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise StorageError("not today")
+                await delete_object(self, location)
+
+            with monkeypatch.context() as context:
+                context.setattr(type(objects), "delete", unwilling)
+                assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
+            table.refresh()
+            assert stored(table) > needed(table)
+            upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
+            assert served.run(served.server.parts.expiration.resume()) == 0, "its own server may still be at work"
+            monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
+            assert served.run(served.server.parts.expiration.resume()) == 1
+            monkeypatch.undo()
+            table.refresh()
+            assert stored(table) == needed(table)
+        assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
+
+
+def test_an_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
+    client: IndexClient, served: Served
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
+        path_of(manifest.manifest_path).unlink()
+        before = stored(table)
+        with pytest.raises(Exception, match="missing in storage"):
+            expire(client, "db.t", older_than_ms=1 << 60)
+        table.refresh()
+        assert (stored(table), len(snapshots(table))) == (before, 5)
+
+
+def test_files_that_another_name_may_need_stay(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        catalog.register_table("db.again", table.metadata_location)
+        before = stored(table)
+        totals = expire(client, "db.t", older_than_ms=1 << 60)
+        assert (totals.snapshots, totals.content_files) == (4, 0)
+        table.refresh()
+        assert (stored(table), len(snapshots(table))) == (before, 1)
+
+
+def test_a_snapshot_that_a_plan_reads_stays(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        second = snapshots(table)[1]
+        plan = client.plan_table("db.t", "id >= 0", at=At(second))
+        assert plan.name is not None
+        rows_of_plan = catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows
+        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
+        table.refresh()
+        assert second in snapshots(table)
+        assert catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows == rows_of_plan
+
+
+def test_properties_can_forbid_it_and_bad_values_are_named(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 2)
+        for properties, message in (
+            ({"history.expire.max-snapshot-age-ms": "soon"}, "history.expire.max-snapshot-age-ms .* 'soon'"),
+            ({"history.expire.min-snapshots-to-keep": "0"}, "is 0; it must be at least 1"),
+            ({"gc.enabled": "false"}, "gc.enabled is false"),
+        ):
+            with table.transaction() as transaction:
+                transaction.set_properties(properties)
+            with pytest.raises(BadRequest, match=message):
+                expire(client, "db.t")
+            with table.transaction() as transaction:
+                transaction.remove_properties(*properties)
+        with pytest.raises(NotFound):
+            expire(client, "db.none")
