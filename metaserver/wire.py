@@ -13,9 +13,9 @@ NAMESPACE_SEPARATOR = "\x1f"
 """Separator of namespace levels in a URL, always accepted (Iceberg REST spec, parameter `namespace`)."""
 INDEX_FOLDER = "_seamark/index"
 """Folder of index files below a table's location. It contains nothing else, so a purge deletes all of it. Spark's
-`remove_orphan_files` skips folders whose names begin with an underscore; Trino's lists `data` and `metadata` only."""
+`remove_orphan_files` skips folders whose names begin with an underscore (Iceberg's `HiddenPathFilter`)."""
 FORMER_INDEX_FOLDER = "metadata/seamark-index"
-"""Where earlier versions stored index files, and where `remove_orphan_files` deletes them. Merges move them."""
+"""Where earlier versions stored index files, and where Spark's `remove_orphan_files` deletes them. Merges move them."""
 INDEX_FILES_MAX = 1000
 """Limit for one change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
