@@ -72,7 +72,7 @@ class AuditLimits:
 @dataclass
 class Round:
     """Totals of one round. `files_not_indexed`: data files that cannot be indexed. `verified`: index files; `damaged`:
-    the verified index files with problems."""
+    the verified index files with problems. `left`: actions that another builder's work prevents."""
 
     tables: int = 0
     indexes: int = 0
@@ -84,6 +84,7 @@ class Round:
     verified_bytes: int = 0
     damaged: int = 0
     failed: int = 0
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,7 @@ class Indexer:
             if isinstance(error, Refused) and error.status == _CONFLICT:
                 # Another indexer or build is running, or the index was dropped.
                 log.info("left to another", error=error.message)
+                done.left += 1
                 return
             done.failed += 1
             where = {} if isinstance(error, _EXPECTED) else {"where": "".join(format_tb(error.__traceback__))}

@@ -18,12 +18,17 @@ AUDIT_S_MAX = 600.0
 
 
 def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
-    """Builds, merges and audits the indexes of a table. RuntimeError if something failed; the rest is done."""
+    """Builds, merges and audits the indexes of a table. The totals are empty if there was nothing to do. RuntimeError
+    if something failed; the rest is done."""
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
     done = indexer.maintain(table)
     if done.failed:
         raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker says why")
+    if done.left:  # nobody else would try again if that builder has been killed
+        raise RuntimeError(f"{done.left} of the table's index jobs wait for another builder of the same index")
+    if not (done.builds or done.merges or done.verified):
+        return {}
     return {name: count for name, count in dataclasses.asdict(done).items() if count}
 
 

@@ -37,7 +37,10 @@ _COMMANDS = {
     "indexer": DeferredCommand(
         "seamark.metaserver.cli.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
     ),
-    "run": DeferredCommand("seamark.metaserver.cli.run:run", "Runs a maintenance job on a table: compact, index."),
+    "run": DeferredCommand(
+        "seamark.metaserver.cli.run:run", "Runs a maintenance job on a table: compact, expire, index."
+    ),
+    "services": DeferredCommand("seamark.metaserver.cli.services:services", "Lists what table services did."),
     "trino-proxy": DeferredCommand(
         "seamark.metaserver.cli.trino_proxy:trino_proxy",
         "Serves Trino's client protocol and prunes the files of its queries.",

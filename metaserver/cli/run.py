@@ -97,7 +97,8 @@ def index_command(client: IndexClient, table: str) -> None:
             totals = run_indexing(client, tuple(table.split(".")))
         except RuntimeError as error:
             raise click.ClickException(str(error)) from None
-    click.echo(", ".join(f"{name} {count}" for name, count in totals.items()))
+    text = ", ".join(f"{name} {count}" for name, count in totals.items())
+    click.echo(text or f"The indexes of {table} are complete.")
 
 
 def _text(report: CompactionReport, table: str, *, dry_run: bool) -> str:

@@ -18,6 +18,7 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.service import Job, JobFailed, Launcher, Service
 from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
@@ -47,6 +48,7 @@ class Scheduler:
         launchers: Sequence[Launcher],
         watch: TableWatch,
         timeline: Timeline,
+        runs: RunLog,
         lease: Lease,
         clock: Clock,
         observer: JobObserver,
@@ -55,6 +57,7 @@ class Scheduler:
         self._launchers = launchers
         self._watch = watch
         self._timeline = timeline
+        self._runs = runs
         self._lease = lease
         self._clock = clock
         self._observer = observer
@@ -120,7 +123,7 @@ class Scheduler:
 
     async def _run_job(self, queue: JobQueue, launcher: Launcher, job: Job) -> None:
         log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table)
-        began_s = self._clock.monotonic()
+        began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()
         totals: Mapping[str, Any] = {}
         error = ""
         try:
@@ -134,3 +137,4 @@ class Scheduler:
             log.warning("job failed", error=error, seconds=round(seconds, 3), again_in_s=again_in_s)
         else:
             log.info("job completed", seconds=round(seconds, 3), **totals)
+        await self._runs.record(job, began_ms, totals, error)

@@ -13,6 +13,7 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.watch import Load, TableWatch
 from seamark.metaserver.services.worker_process import JOB_S_MAX, WorkerProcess
@@ -73,6 +74,7 @@ async def open_scheduler(
         launchers,
         watch,
         timeline,
+        RunLog(store, timeline, clock),
         lease,
         clock,
         observer,

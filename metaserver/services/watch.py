@@ -12,7 +12,7 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
-from seamark.metaserver.timeline.instants import INDEXING
+from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE
 from seamark.metaserver.timeline.timeline import Timeline
 
 SWEEP_S = 3600.0
@@ -23,6 +23,8 @@ _CPU_SHARE = 0.02
 """Of the time that a look at all tables may keep the event loop busy, so that requests do not wait."""
 _FREE_TABLES = 500
 """Tables of a sweep that are looked at without pauses."""
+_WORK = (INDEXING, MAINTENANCE)
+"""Actions of jobs themselves, which must not lead to the next job."""
 _log = structlog.get_logger("seamark.services")
 
 Look = Callable[[Entry, TableMetadata], None]
@@ -46,7 +48,7 @@ class TableWatch:
                 changed = {
                     (instant.namespace, instant.name)
                     for instant in instants
-                    if instant.kind is EntryKind.TABLE and instant.action != INDEXING and instant.name
+                    if instant.kind is EntryKind.TABLE and instant.action not in _WORK and instant.name
                 }
                 for namespace, name in changed:
                     entry = await self._store.entry(EntryKind.TABLE, namespace, name)

@@ -14,6 +14,8 @@ from seamark.metaserver.store.port import InstantFilter
 
 INDEXING = "indexing"
 """The action of index builds."""
+MAINTENANCE = "maintenance"
+"""The action of runs of table services."""
 _NEXT: dict[InstantState, frozenset[InstantState]] = {
     InstantState.REQUESTED: frozenset({InstantState.INFLIGHT, InstantState.ROLLED_BACK}),
     InstantState.INFLIGHT: frozenset({InstantState.COMPLETED, InstantState.ROLLED_BACK}),

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import Instant
+from seamark.metaserver.cli.main import cli
 from tests.services.seamark import SHARED_KEY, Seamark
 from tests.waits import block_until
 
@@ -82,6 +87,7 @@ def test_an_index_that_a_property_defines_is_built_and_follows_commits(server: S
     block_until(lambda: covered(client, "db.t", 5))
 
     # A table that existed before the server started is examined, and the worker ends with the server.
+    block_until(lambda: not any(build.state == "inflight" for build in client.timeline("db.t", action="indexing")))
     pids = worker_pids(server)
     server.kill9()
     block_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
@@ -139,3 +145,49 @@ def test_a_job_that_exceeds_its_memory_fails_alone(tmp_path: Path) -> None:
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2
+
+
+def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA)
+    append(catalog, "db.t", *range(8))
+    time.sleep(1.1)
+    policy = {"seamark.expiration.enabled": "true", "history.expire.max-snapshot-age-ms": "1000"}
+    with table.refresh().transaction() as transaction:
+        transaction.set_properties({"seamark.compaction.enabled": "true", **policy})
+    client = IndexClient(server.base_url)
+    block_until(lambda: {run.summary["service"] for run in runs(client)} == {"compaction", "expiration"})
+    table.refresh()
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(8))
+    assert len(table.metadata.snapshots) == 2, "the compaction, and the snapshot that it replaced"
+    kinds = [Path(path.removeprefix("file:")).suffix for path in client.files("db.t")["file_path"].to_pylist()]
+    assert kinds == [".parquet"]
+
+    # A table whose job fails: the error is on the timeline.
+    catalog.create_table("db.bad", SCHEMA)
+    append(catalog, "db.bad", *range(6))
+    (path, *_) = client.files("db.bad")["file_path"].to_pylist()
+    Path(path.removeprefix("file://")).unlink()
+    with catalog.load_table("db.bad").transaction() as transaction:
+        transaction.set_properties({"seamark.compaction.enabled": "true"})
+    block_until(lambda: any(run.state == "rolled_back" for run in client.timeline("db.bad", action="maintenance")))
+
+    def listed(*arguments: str) -> str:
+        done = CliRunner().invoke(cli, ["services", *arguments], env={"SEAMARK_URL": server.base_url})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    everything = listed()
+    assert "db.t" in everything
+    assert "failed: " in everything
+    of_table = listed("db.t")
+    assert "db.bad" not in of_table
+    assert "files before 8, files after 1" in " ".join(of_table.split())
+    assert {run["service"] for run in json.loads(listed("db.t", "--json"))} == {"compaction", "expiration"}
+    catalog.create_table("db.new", SCHEMA)
+    assert "did nothing to db.new yet" in listed("db.new")
+
+
+def runs(client: IndexClient) -> list[Instant]:
+    return list(client.timeline("db.t", action="maintenance"))

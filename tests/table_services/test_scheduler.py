@@ -14,6 +14,7 @@ import pytest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.server import new_holder
 from seamark.metaserver.services import jobs, watch
+from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import Scheduler
 from seamark.metaserver.services.service import Job, JobFailed
 from seamark.metaserver.services.watch import TableWatch
@@ -68,7 +69,8 @@ async def scheduled(server: Running, recorder: Recorder, lasts_s: float = 30.0) 
     parts = server.parts
     lease = Lease(parts.store, parts.clock, "services", new_holder(parts.clock), lasts_s=lasts_s)
     tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.table, parts.clock)
-    scheduler = Scheduler([EveryTable()], [recorder], tables, parts.timeline, lease, parts.clock, recorder)
+    runs = RunLog(parts.store, parts.timeline, parts.clock)
+    scheduler = Scheduler([EveryTable()], [recorder], tables, parts.timeline, runs, lease, parts.clock, recorder)
     task = asyncio.create_task(scheduler.run())
     try:
         yield task

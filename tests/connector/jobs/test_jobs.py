@@ -1,0 +1,29 @@
+"""What jobs report to the scheduler: work that is left makes a job fail, so that it is repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.jobs import run_compaction, run_expiration, run_indexing
+from tests.connector.lake import append, create, spread
+
+
+def test_a_job_without_work_has_no_totals(client: IndexClient) -> None:
+    create(client.url)
+    append(client.url, "db.t", spread(2))
+    for job in (run_indexing, run_compaction, run_expiration):
+        assert job(client, ("db", "t")) == {}
+
+
+def test_an_index_that_another_builder_builds_is_left_for_a_repeat(client: IndexClient) -> None:
+    create(client.url)
+    append(client.url, "db.t", spread(2))
+    client.put_index("db.t", "i", kind="bloom", columns=["id"])
+    build = client.start_build("db.t", "i", exclusive=True)
+    with pytest.raises(RuntimeError, match="wait for another builder"):
+        run_indexing(client, ("db", "t"))
+    client.finish_build("db.t", "i", build["build-id"], outcome="rolled-back")
+    assert run_indexing(client, ("db", "t"))["builds"] == 1
+    assert run_indexing(client, ("db", "t")).get("builds") is None
+    assert client.index("db.t", "i").health == "ok"
