@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -336,6 +337,11 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
             wanted = rows(rig.spark.sql(text))
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is none: {text}: {error}")
+        except Py4JJavaError as error:
+            # A fault of Spark's optimizer, for the query as written: some conditions on booleans fail an assertion.
+            assert "V2ExpressionBuilder" in str(error), text
+            done["failed in Spark"] += 1
+            continue
         told = rig.told(text)
         note = f"seed {seed}, query {number}, {told.summary}: {text}"
         if told.statement is not None:
@@ -343,5 +349,6 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         done["rewritten" if told.statement is not None else told.summary] += 1
         done["fewer"] += told.files < told.considered_files
         done["joined"] += "joins=" in told.summary
+    assert done["failed in Spark"] < count / 50, done
     assert done["fewer"] > count / 3, done
     assert done["joined"] > count / 10, done
