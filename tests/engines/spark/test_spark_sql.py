@@ -339,7 +339,8 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
             pytest.fail(f"seed {seed}, query {number} is none: {text}: {error}")
         except Py4JJavaError as error:
             # A fault of Spark's optimizer, for the query as written: some conditions on booleans fail an assertion.
-            assert "V2ExpressionBuilder" in str(error), text
+            if "V2ExpressionBuilder" not in str(error):
+                raise
             done["failed in Spark"] += 1
             continue
         told = rig.told(text)
