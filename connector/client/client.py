@@ -290,6 +290,12 @@ class SeamarkClient:
         except TypeError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 
+    def health(self, table: Name) -> dict[str, Any]:
+        """Counts and sizes of the current snapshot and its `problems`, as docs/reference/openapi.json has it
+        (loadTableHealth). NotFound."""
+        found: dict[str, Any] = self._json("GET", f"{table_path(table)}/health", {})
+        return found
+
     def expire_snapshots(
         self,
         table: Name,

@@ -53,7 +53,7 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable leasePlanSnapshots
+        loadTableHealth listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots renameTable createView replaceView dropView renameView commitTransaction commitChange undrop

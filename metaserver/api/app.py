@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from seamark.metaserver.api import openapi
-from seamark.metaserver.api.admin import admin, health, oauth
+from seamark.metaserver.api.admin import admin, health, oauth, table_health
 from seamark.metaserver.api.admin.readiness import Readiness
 from seamark.metaserver.api.commits import commits, dropped, expiration, timeline
 from seamark.metaserver.api.http import idempotency, keys, metrics
@@ -74,6 +74,7 @@ def add_routes(app: web.Application) -> None:
         index_unheld,
         dropped,
         admin,
+        table_health,
     )
     for routes in (health, metrics, oauth, rest, *own):
         routes.add_routes(app)

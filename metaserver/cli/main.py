@@ -38,9 +38,12 @@ _COMMANDS = {
         "seamark.metaserver.cli.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
     ),
     "run": DeferredCommand(
-        "seamark.metaserver.cli.run:run", "Runs a maintenance job on a table: compact, expire, index."
+        "seamark.metaserver.cli.maintenance.run:run", "Runs a maintenance job on a table: compact, expire, index."
     ),
-    "services": DeferredCommand("seamark.metaserver.cli.services:services", "Lists what table services did."),
+    "health": DeferredCommand("seamark.metaserver.cli.maintenance.health:health", "Shows what is wrong with a table."),
+    "services": DeferredCommand(
+        "seamark.metaserver.cli.maintenance.services:services", "Lists what table services did."
+    ),
     "trino-proxy": DeferredCommand(
         "seamark.metaserver.cli.trino_proxy:trino_proxy",
         "Serves Trino's client protocol and prunes the files of its queries.",

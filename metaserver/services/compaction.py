@@ -15,7 +15,7 @@ TARGET_BYTES = "write.target-file-size-bytes"
 TARGET_BYTES_DEFAULT = 512 << 20
 _PRIORITY = 7
 """After indexes, which queries miss more."""
-_SMALL = 0.75
+SMALL = 0.75
 """Of the target size: above this average, only deletes are worth a job."""
 _PAUSE_S, _FILES_A_SECOND = 60.0, 1000
 """Least time between two compactions of a table, longer for many files, because each plans the whole table."""
@@ -37,17 +37,17 @@ class Compaction:
         if not as_bool(metadata.properties, ENABLED, self._default):
             return None
         totals = snapshot.summary_map()
-        files = _count(totals, "total-data-files", 0)
-        if not _count(totals, "total-delete-files", 0):
-            target_bytes = _count(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
-            size_bytes = _count(totals, "total-files-size", 0)
-            if files < _count(metadata.properties, MIN_FILES, 5) or size_bytes >= _SMALL * target_bytes * files:
+        files = count_of(totals, "total-data-files", 0)
+        if not count_of(totals, "total-delete-files", 0):
+            target_bytes = count_of(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
+            size_bytes = count_of(totals, "total-files-size", 0)
+            if files < count_of(metadata.properties, MIN_FILES, 5) or size_bytes >= SMALL * target_bytes * files:
                 return None
         pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
 
 
-def _count(values: Mapping[str, str], name: str, default: int) -> int:
+def count_of(values: Mapping[str, str], name: str, default: int) -> int:
     """A number of any size; the default if it is absent or no number. The job reports an invalid property."""
     text = values.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 20 else default

@@ -1,0 +1,36 @@
+"""The route that tells what is wrong with a table."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from aiohttp import web
+
+from seamark.metaserver.api.http.describe import ResponseSpec
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
+from seamark.metaserver.api.indexes.index_state import view_of
+from seamark.metaserver.services.health import TableHealth, health_of
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/health",
+    "loadTableHealth",
+    "Returns counts and sizes of the current snapshot, and what is wrong with them",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "What it costs queries, and which table service corrects it", TableHealth),
+        ResponseSpec(400, "A retention property of the table is invalid"),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def load_table_health(call: Call) -> TableHealth:
+    metadata = (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+    view = await view_of(call, metadata, metadata.current_snapshot_id)
+    return await asyncio.to_thread(partial(health_of, metadata, view, call.app[SETTINGS], call.app[CLOCK].now_ms()))
+
+
+def add_routes(app: web.Application) -> None:
+    add_endpoints(app, load_table_health)

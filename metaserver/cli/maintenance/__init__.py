@@ -1,0 +1,1 @@
+"""Commands that maintain tables: `seamark run`, `seamark services`, `seamark health`."""

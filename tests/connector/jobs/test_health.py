@@ -1,0 +1,87 @@
+"""`seamark health` against tables whose faults are known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.partitioning import PartitionSpec
+
+from seamark.connector.client.errors import NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.write.compaction import compact
+from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
+from seamark.metaserver.cli.main import cli
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, rows
+
+
+def problems(client: IndexClient) -> list[str]:
+    return [problem["problem"] for problem in client.health("db.t")["problems"]]
+
+
+def shown(client: IndexClient, *arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["health", "db.t", *arguments], env={"SEAMARK_URL": client.url})
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
+def test_each_problem_is_found_and_is_gone_after_its_remedy(
+    client: IndexClient, served: Served, spec: PartitionSpec
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, spec)
+        assert client.health("db.t")["snapshot-id"] is None
+        assert problems(client) == []
+        for number in range(6):
+            upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+        delete(client, "db.t", keys=pa.table({"id": list(range(6))}), mode=MERGE_ON_READ)
+        client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
+        with catalog.load_table("db.t").transaction() as transaction:
+            transaction.set_properties({"history.expire.max-snapshot-age-ms": "0"})
+        health = client.health("db.t")
+        partitions = 3 if spec.fields else 1
+        data, deletes = client.files("db.t", content="data"), client.files("db.t", content="deletes")
+        assert (health["files"], health["files-if-compacted"]) == (6 * partitions, partitions)
+        assert (health["small-files"], health["delete-files"]) == (data.num_rows, deletes.num_rows)
+        assert (health["records"], health["deleted-records"]) == (54, 6)
+        assert health["size-in-bytes"] == sum(data["file_size_in_bytes"].to_pylist())
+        assert problems(client) == ["small files", "deleted rows", "expired snapshots"]
+        text = shown(client)
+        assert "index by_id" in text
+        assert "seamark run expire db.t" in text
+        compact(client, "db.t")
+        expire(client, "db.t")
+        run_indexing(client, ("db", "t"))
+        assert problems(client) == []
+        assert "No problems found" in shown(client)
+        printed = CliRunner().invoke(cli, ["health", "db.t", "--json"], env={"SEAMARK_URL": client.url}).output
+        assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "after the log of the server"
+
+
+def test_what_the_server_does_by_itself_is_said(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"seamark_compaction_enabled": "true"})
+        for number in range(6):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        (problem,) = client.health("db.t")["problems"]
+        assert problem["enabled"] is (served.server.parts.settings.services_workers > 0)
+        with pytest.raises(NotFound):
+            client.health("db.none")
+
+
+def test_many_manifests_are_a_problem(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        properties: dict[str, Any] = {"commit_manifest-merge_enabled": "false"}
+        create(catalog, 2, **properties)
+        table = catalog.load_table("db.t")
+        for number in range(20):
+            table.append(rows([number]))
+        assert "small manifests" in problems(client)
