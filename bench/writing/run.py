@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.writing import buckets, contention, reader, upserts
+from bench.writing import buckets, contention, reader, services, upserts
 
 BENCHES: dict[str, Bench] = {
     "upserts": upserts.run,
     "reader": reader.run,
     "contention": contention.run,
     "buckets": buckets.run,
+    "services": services.run,
 }
 
 

@@ -13,8 +13,9 @@ from seamark.metaserver.store.model import Entry
 ENABLED = "seamark.expiration.enabled"
 _PRIORITY = 9
 """After compaction, which makes files unused."""
-_PAUSE_S = 3600.0
-"""Least time between two expirations of a table: each reads the manifests of the remaining snapshots."""
+_PAUSE_S, _PAUSE_MAX_S = 60.0, 3600.0
+"""Least time between two expirations of a table: a tenth of the age of snapshots, within these limits. Each reads the
+manifests of the remaining snapshots."""
 
 
 class SnapshotExpiration:
@@ -31,7 +32,8 @@ class SnapshotExpiration:
         if not as_bool(metadata.properties, ENABLED, self._default):
             return None
         try:
-            policy = ExpirationPolicy.of(metadata, self._clock.now_ms())
+            now_ms = self._clock.now_ms()
+            policy = ExpirationPolicy.of(metadata, now_ms)
         except BadRequest:  # the properties are invalid; an expiration by hand says why
             return None
         has_refs = any(
@@ -41,4 +43,5 @@ class SnapshotExpiration:
             replaced_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots[1:2]]
             if len(metadata.snapshots) <= policy.retain_last or replaced_ms[0] >= policy.older_than_ms:
                 return None
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)
+        pause_s = min(max((now_ms - policy.older_than_ms) / 10_000, _PAUSE_S), _PAUSE_MAX_S)
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
