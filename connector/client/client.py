@@ -37,6 +37,8 @@ from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
+_EXPIRATION_S = 900.0
+"""The wait for an expiration: the server reads the manifests of all snapshots of a large table in minutes."""
 _CONNECTIONS = 8
 _PAGE_NAMES = 1000
 _BACKOFF_S = 0.2
@@ -309,7 +311,9 @@ class SeamarkClient:
         if its properties forbid the deletion of files; Conflict after too many lost races."""
         given = {"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run}
         body = {name: value for name, value in given.items() if value is not None}
-        report: dict[str, Any] = self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body)
+        report: dict[str, Any] = self._json(
+            "POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S
+        )
         return report
 
     # Where rows are
@@ -389,8 +393,11 @@ class SeamarkClient:
                 return
             page = {"page-token": token.decode()}
 
-    def _json(self, method: str, path: str, query: Mapping[str, Any], body: Any = None) -> Any:
-        raw = self._request(method, path, query, None if body is None else json.dumps(body).encode())
+    def _json(
+        self, method: str, path: str, query: Mapping[str, Any], body: Any = None, *, timeout_s: float | None = None
+    ) -> Any:
+        sent = None if body is None else json.dumps(body).encode()
+        raw = self._request(method, path, query, sent, timeout_s=timeout_s)
         try:
             return json.loads(raw)
         except ValueError as error:
@@ -406,9 +413,10 @@ class SeamarkClient:
         accept: str = "application/json",
         headers: Mapping[str, str] | None = None,
         repeatable: bool = True,
+        timeout_s: float | None = None,
     ) -> bytes:
-        """The body of the answer. What is not `repeatable` is sent again only where it was certainly not done: nobody
-        listened, or the server was busy."""
+        """The body of the answer. `timeout_s`: another wait than that of the client. What is not `repeatable` is sent
+        again only where it was certainly not done: nobody listened, or the server was busy."""
         content = {} if body is None else {"Content-Type": "application/json"}
         own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
         headers = {**own, **content, **(headers or {})}
@@ -417,7 +425,13 @@ class SeamarkClient:
         retries = _retry(self._retries, repeatable)
         try:
             answer = self._connections().request(
-                method, address, body=body, headers=headers, redirect=False, retries=retries
+                method,
+                address,
+                body=body,
+                headers=headers,
+                redirect=False,
+                retries=retries,
+                timeout=self._timeout(self._timeout_s if timeout_s is None else timeout_s),
             )
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
@@ -425,12 +439,14 @@ class SeamarkClient:
             raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data
 
+    def _timeout(self, read_s: float) -> urllib3.Timeout:
+        return urllib3.Timeout(total=None, connect=self._timeout_s, read=read_s)
+
     def _connections(self) -> urllib3.PoolManager:
         """Of this process: a connection shared with a parent would mix up their answers."""
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
-            timeout = urllib3.Timeout(total=None, connect=self._timeout_s, read=self._timeout_s)
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, ssl_context=trusted_by_clients())
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, ssl_context=trusted_by_clients())
             pool = self._pool = (os.getpid(), manager)
         return pool[1]
 

@@ -11,6 +11,7 @@ registration, because the other name's snapshots may need them.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,8 @@ SNAPSHOTS_MAX = 1000
 _SHARE = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 _BATCH = 100
+_AT_ONCE = 2
+"""Expirations that run concurrently, because each has the names of many files in memory."""
 _DELETED_AT_ONCE = 16
 _RESUMED_AFTER_MS = 3_600_000
 """An instant in flight is that old when housekeeping continues it: until then its own server is at work."""
@@ -90,6 +93,7 @@ class Expiration:
         self._parts = catalog.parts
         self._publisher = publisher
         self._planner = planner
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         settings = self._parts.settings
         # Not the caches of commits, which would lose what writers need.
         self._manifests = Manifests(
@@ -103,6 +107,12 @@ class Expiration:
     ) -> ExpirationReport:
         """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid; Corrupt if a
         manifest cannot be read; CommitConflict after too many lost races. Nothing is removed after an error."""
+        async with self._slots:
+            return await self._attempts(caller, namespace, name, request)
+
+    async def _attempts(
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest
+    ) -> ExpirationReport:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
             if attempt:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Seque
 from typing import NamedTuple
 
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.errors import BadRequest, Corrupt
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
@@ -22,7 +22,9 @@ from seamark.metaserver.planner.view.view import TableView
 _AT_ONCE = 64
 """Manifests whose entries are in memory together."""
 ENTRIES_MAX = 1_000_000
-"""Entries of manifests that one expiration may make unused, which bounds its memory."""
+"""Entries of manifests that the removal of several snapshots may make unused, which bounds its memory."""
+FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
+"""Limits of the unused files of one snapshot, and of the manifests of a table."""
 
 
 class UnusedFiles(NamedTuple):
@@ -48,7 +50,7 @@ async def find_unused(
     *,
     repeated: bool = False,
 ) -> UnusedFiles:
-    """The files that `before` needs and `after` does not, among the `allowed` locations.
+    """The files that `before` needs and `after` does not, among the `allowed` locations. BadRequest above the limits.
 
     `repeated`: an earlier attempt may have deleted some of them, so that missing ones are no error. Corrupt if a file
     of `after` cannot be read; TooManyEntries.
@@ -63,6 +65,8 @@ async def find_unused(
     sizes: dict[str, int] = {}
     async for found in _content_files(manifests, list(unused.values()), skip_missing=repeated):
         sizes.update(found)
+        if len(sizes) > FILES_MAX:
+            raise _too_large(f"{FILES_MAX:,} files that only one snapshot needs")
     suspects = await manifests.listing(list(live.values()), sizes) if sizes else []
     async for found in _content_files(manifests, suspects):
         for path in found:
@@ -105,7 +109,13 @@ async def _manifests(
                 raise
             continue
         found.update((manifest.manifest_path, manifest) for manifest in listed)
+        if len(found) > MANIFESTS_MAX:
+            raise _too_large(f"{MANIFESTS_MAX:,} manifests")
     return found
+
+
+def _too_large(what: str) -> BadRequest:
+    return BadRequest(f"The table has more than {what}; expire its snapshots with Spark's expire_snapshots")
 
 
 async def _content_files(

@@ -287,3 +287,18 @@ def test_properties_can_forbid_it_and_bad_values_are_named(client: IndexClient, 
                 transaction.remove_properties(*properties)
         with pytest.raises(NotFound):
             expire(client, "db.none")
+
+
+def test_a_table_above_the_limits_is_refused_before_anything_is_removed(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 6)
+        before = stored(table)
+        for limit in ("FILES_MAX", "MANIFESTS_MAX"):
+            with monkeypatch.context() as context:
+                context.setattr(unused_files, limit, 0)
+                with pytest.raises(BadRequest, match="expire_snapshots"):
+                    expire(client, "db.t", older_than_ms=1 << 60)
+        assert stored(table.refresh()) == before
+        assert len(snapshots(table)) == 6
