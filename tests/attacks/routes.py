@@ -279,6 +279,7 @@ _BODIES: dict[str, _Body] = {
     "createToken": lambda n: {"name": "mallory2", "grants": [{"role": "admin"}]},
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
+    "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
@@ -325,7 +326,7 @@ _BODILESS = """
     loadFunction fetchPlanningResult cancelPlanning listAudit listDropped purgeDropped dropFunction listGrants
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats listTableTimeline listTimeline
-    listTokens revokeToken
+    listTokens revokeToken loadTableHealth
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations whose path and query are all that there is to draw."""

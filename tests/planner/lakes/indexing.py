@@ -443,7 +443,7 @@ class IndexedTable:
             entries.append((ListedFile(file.path, file.size, file.record_count), built(definition, keys)))
         self.written += 1
         path = self.table.folder / "_seamark" / "index" / f"{self.written:04d}.puffin"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
                 self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries]
