@@ -34,6 +34,7 @@ from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.catalog.catalog import open_catalog
+from seamark.metaserver.catalog.ownership.claims import claimed
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.native.group_commit import open_commits
@@ -108,6 +109,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             objects,
             clock,
             catalog.documents.table,
+            partial(claimed, catalog.parts),
             folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
             retention_s=settings.index_retention_s,
         )

@@ -33,8 +33,11 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
 
 
 def run_compaction(client: IndexClient, table: Table) -> dict[str, Any]:
-    """Compacts a table by its policy."""
-    return {name: count for name, count in dataclasses.asdict(compact(client, table)).items() if count}
+    """Compacts a table by its policy. RuntimeError if some files could not be read; the rest is done."""
+    report = compact(client, table)
+    if report.errors:
+        raise RuntimeError(f"{len(report.errors)} parts of the table are not compacted, the first: {report.errors[0]}")
+    return {name: count for name, count in dataclasses.asdict(report).items() if count}
 
 
 def run_expiration(client: IndexClient, table: Table) -> dict[str, Any]:

@@ -11,9 +11,10 @@ of a table that grows by small commits is therefore rewritten a logarithmic numb
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -30,12 +31,19 @@ from seamark.connector.write.replacements import replacement
 from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.properties import as_int, as_long
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 SMALL = 0.75
 """A file below this part of the target size is small."""
+SMALL_SORTED = 0.1
+"""The same in a table with a sort order, whose writer ends a file when its sorted rows fill a buffer in memory: their
+Parquet file is several times smaller than that."""
+WORTH = 0.75
+"""A batch without deletes is committed only if its new files are at most this part of its old ones, because the next
+compaction would rewrite them again."""
 DELETED = 0.1
 """A file is rewritten if about this part of its rows is deleted."""
 DELETE_FILES = 5
@@ -46,30 +54,37 @@ BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Limits of the files that one commit replaces."""
 
 
+DeleteKey = tuple[str, int | None]
+
+
 @dataclass(frozen=True)
 class CompactionPolicy:
     """`min_files`: the number of small files of a partition from which on they are merged."""
 
     target_bytes: int = TARGET_BYTES_DEFAULT
     min_files: int = 5
+    small: float = SMALL
 
     @staticmethod
     def of(metadata: TableMetadata) -> CompactionPolicy:
         """By the table's properties. BadRequest for a value that is no number."""
         properties = metadata.properties
         return CompactionPolicy(
-            max(1, as_int(properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)),
+            max(1, as_long(properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)),
             max(2, as_int(properties, "seamark.compaction.min-files", 5)),
+            SMALL_SORTED if metadata.default_sort_order_id else SMALL,
         )
 
 
 @dataclass
 class CompactionReport:
     """Files and bytes of the replaced and of the new data files. `conflicts`: batches that were given up because a
-    writer changed one of their files first; `files_skipped`: those whose format cannot be rewritten."""
+    writer changed one of their files first; `given_up`: those whose new files would be almost as many; `errors`: why
+    others could not be read; `files_skipped`: files whose format cannot be rewritten."""
 
     commits: int = 0
     conflicts: int = 0
+    given_up: int = 0
     files_before: int = 0
     files_after: int = 0
     bytes_before: int = 0
@@ -77,6 +92,7 @@ class CompactionReport:
     rows: int = 0
     deletes_applied: int = 0
     files_skipped: int = 0
+    errors: list[str] = field(default_factory=list)
 
 
 def compact(
@@ -103,7 +119,6 @@ def compact(
     for batch in _batches(readable, policy):
         size_bytes = sum(task.size_bytes for task in batch)
         if dry_run:
-            new = WrittenFiles()
             report.files_after += -(-size_bytes // policy.target_bytes)
             report.bytes_after += size_bytes
         else:
@@ -114,23 +129,32 @@ def compact(
             except Conflict:
                 report.conflicts += 1
                 continue
+            except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
+                report.errors.append(str(error))
+                continue
+            if new is None:
+                report.given_up += 1
+                continue
+            tasks = others
             report.commits += 1
             report.files_after += len(new.files)
             report.bytes_after += new.size_bytes
+            report.rows += new.rows
         report.files_before += len(batch)
         report.bytes_before += size_bytes
-        report.rows += new.rows
         report.deletes_applied += len({delete["file-path"] for task in batch for delete in task.deletes})
     return report
 
 
 def _is_readable(task: ScanTask) -> bool:
-    return str(task.file.get("file-format", "")).lower() == "parquet" and not task.file.get("key-metadata")
+    formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
+    is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"
+    return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")
 
 
 def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[list[ScanTask]]:
     """The files to replace, in the order of the plan, a batch for each commit."""
-    shared = Counter(delete["file-path"] for task in tasks for delete in task.deletes)
+    shared = Counter(_delete_key(delete) for task in tasks for delete in task.deletes)
     partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
     for task in tasks:
         partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
@@ -147,10 +171,17 @@ def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[li
         yield batch
 
 
-def _chosen(members: Sequence[ScanTask], shared: Counter[str], policy: CompactionPolicy) -> list[ScanTask]:
+def _delete_key(delete: Mapping[str, Any]) -> DeleteKey:
+    """A file of deletion vectors has one for each data file, at an offset."""
+    return delete["file-path"], delete.get("content-offset")
+
+
+def _chosen(members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy) -> list[ScanTask]:
     """The files of a partition to replace: those with many deletes, and those that tiers merge."""
     chosen = {task.path for task in members if _has_many_deletes(task, shared)}
-    small = [task for task in members if task.size_bytes < SMALL * policy.target_bytes and task.path not in chosen]
+    small = [
+        task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
+    ]
     for tier in _tiers(small):
         if len(tier) >= policy.min_files:
             chosen.update(task.path for task in tier)
@@ -170,18 +201,21 @@ def _tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     yield tier
 
 
-def _has_many_deletes(task: ScanTask, shared: Counter[str]) -> bool:
+def _has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
     """By an estimate: the rows of a delete file are divided among the data files to which it applies."""
-    deleted = sum(delete.get("record-count", 0) / shared[delete["file-path"]] for delete in task.deletes)
+    deleted = sum(delete.get("record-count", 0) / shared[_delete_key(delete)] for delete in task.deletes)
     return len(task.deletes) >= DELETE_FILES or deleted >= DELETED * max(1, task.records)
 
 
 def _rewrite(
     client: SeamarkClient, opened: OpenTable, batch: Sequence[ScanTask], others: Sequence[ScanTask], branch: str
-) -> WrittenFiles:
-    """Conflict if a writer changed a file of the batch."""
+) -> WrittenFiles | None:
+    """None if it is not worth a commit. Conflict if a writer changed a file of the batch. Unreadable, BadRequest."""
     target = target_of(opened.metadata, opened.storage)
     written = _write(opened, target, batch).limit_indexes(target.storage)
+    if len(written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
+        written.discard(target.storage)
+        return None
     body = {**replacement(opened, batch, written, branch=branch, others=others), "summary": {"compacted-by": "seamark"}}
     commit(client, opened.name, body, partial(written.discard, target.storage))
     return written

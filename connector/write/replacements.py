@@ -38,6 +38,7 @@ def replacement(
         "branch": branch,
         "table-uuid": opened.metadata.table_uuid,
         "schema-id": opened.metadata.current_schema_id,
+        "format-version": opened.metadata.format_version,
         "read-snapshot-id": opened.snapshot_id,
         "add": list(written.files),
         "remove": [{"file-path": path} for path in (*(task.path for task in tasks), *deletes)],

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from seamark.metaserver.catalog.ownership.claims import foreign_file_check
+from seamark.metaserver.catalog.ownership.claims import foreign_file_check, with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.locations import location_key, parse_location
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
 
@@ -47,6 +47,30 @@ def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], boo
     return owns
 
 
+async def deletable_files(
+    parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False
+) -> Callable[[str], bool]:
+    """Whether a location is one of the table's own files: `owned`, in a location that the database records as claimed
+    by the table, because its writers can overwrite its metadata file, and in no location of another UUID.
+
+    `without_claims`: a table without any claims, which an earlier version dropped, is judged by its metadata alone.
+    RetryLater while the storage is unavailable.
+    """
+    owns, others = owned(parts, metadata), await foreign_file_check(parts, uuid, own_folders(parts, metadata))
+    own = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
+    is_judged_by_metadata = without_claims and not own
+
+    def is_deletable(location: str) -> bool:
+        try:
+            key = location_key(parse_location(location))
+            is_own = is_judged_by_metadata or not own.isdisjoint(with_folders(key))
+            return is_own and owns(location) and not others(location)
+        except BadRequest:  # a location that the server cannot parse
+            return False
+
+    return is_deletable
+
+
 async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
     """BadRequest when the table's properties forbid the deletion of its files."""
     try:
@@ -67,20 +91,15 @@ def is_collectable(metadata: TableMetadata) -> bool:
 
 async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
-    older metadata files, then the metadata file itself. Only files that are `owned` and not in a location of another
-    UUID; nothing if `gc.enabled` is false. Missing or damaged manifests are skipped. RetryLater while the storage is
-    unavailable."""
+    older metadata files, then the metadata file itself. Only `deletable_files`; nothing if `gc.enabled` is false.
+    Missing or damaged manifests are skipped. RetryLater while the storage is unavailable."""
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
         return
     if not is_collectable(metadata):  # the property may have been set after the drop
         return
-    owns, others = owned(parts, metadata), await foreign_file_check(parts, uuid, own_folders(parts, metadata))
-
-    def allowed(location: str) -> bool:
-        return owns(location) and not others(location)
-
+    allowed = await deletable_files(parts, uuid, metadata, without_claims=True)
     seen: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]

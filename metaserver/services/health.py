@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
+from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.planner.lookup.lookup import lookup
@@ -73,12 +74,17 @@ class _Sizes(NamedTuple):
 
 
 def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_ms: int) -> TableHealth:
-    """`view`: that of the current snapshot; empty without one. BadRequest for invalid retention properties."""
+    """`view`: that of the current snapshot; empty without one."""
     target_bytes = max(1, count_of(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT))
     sizes = _sizes(view, target_bytes)
     snapshot = metadata.current_snapshot
     totals = {} if snapshot is None else snapshot.summary_map()
-    expired = find_expired(metadata, ExpirationPolicy.of(metadata, now_ms), now_ms)
+    problems: list[Problem] = []
+    expired_snapshots = 0
+    try:
+        expired_snapshots = len(find_expired(metadata, ExpirationPolicy.of(metadata, now_ms), now_ms).snapshot_ids)
+    except BadRequest as error:
+        problems.append(Problem("invalid property", error.message, "no snapshot expires"))
     health = TableHealth(
         snapshot_id=metadata.current_snapshot_id,
         format_version=metadata.format_version,
@@ -92,10 +98,10 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
         deleted_records=count_of(totals, "total-position-deletes", 0) + count_of(totals, "total-equality-deletes", 0),
         manifests=len(view.manifests) + len(view.delete_manifests),
         snapshots=len(metadata.snapshots),
-        expired_snapshots=len(expired.snapshot_ids),
+        expired_snapshots=expired_snapshots,
         problems=(),
     )
-    return msgspec.structs.replace(health, problems=tuple(_problems(health, metadata, settings)))
+    return msgspec.structs.replace(health, problems=(*problems, *_problems(health, metadata, settings)))
 
 
 def _sizes(view: TableView, target_bytes: int) -> _Sizes:

@@ -57,6 +57,11 @@ class JobQueue:
         self._changed.set()
         return True
 
+    def discard(self, key: Key) -> None:
+        """Removes a waiting job, and the repeat of a running one."""
+        self._waiting.pop(key, None)
+        self._repeated.pop(key, None)
+
     async def take(self) -> Job:
         """Waits for a job that is due. The caller calls `finish` for it."""
         while True:

@@ -86,7 +86,9 @@ class Scheduler:
         def look(entry: Entry, metadata: TableMetadata) -> None:
             for service in self._services:
                 job = service.propose(entry, metadata)
-                if job is not None and not queue.put(job):
+                if job is None:
+                    queue.discard((service.name, entry.uuid))
+                elif not queue.put(job):
                     _log.warning("job not queued, the queue is full", service=job.service, table=job.table)
             self._observer.jobs_queued(len(queue))
 
@@ -121,7 +123,17 @@ class Scheduler:
         finally:
             await launcher.close()
 
+    async def _is_needed(self, job: Job) -> bool:
+        found = await self._watch.find(job.namespace, job.table)
+        if found is None or found[0].uuid != job.uuid:
+            return False
+        return any(service.name == job.service and service.propose(*found) is not None for service in self._services)
+
     async def _run_job(self, queue: JobQueue, launcher: Launcher, job: Job) -> None:
+        if not await self._is_needed(job):  # the table was dropped or renamed, or its policy has changed
+            queue.discard(job.key)
+            queue.finish(job, failed=False)
+            return
         log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table)
         began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()
         totals: Mapping[str, Any] = {}

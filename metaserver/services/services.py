@@ -59,6 +59,10 @@ async def open_scheduler(
             memory_bytes=settings.services_memory_bytes,
             umask=int(settings.warehouse_umask or "022", 8),
             folders=_local_folders(settings),
+            on_s3=any(
+                location.partition(":")[0] in ("s3", "s3a", "s3n")
+                for location in (settings.warehouse_uri(), *settings.allowed_locations)
+            ),
             environment={"SEAMARK_LOG_LEVEL": settings.log_level, "SEAMARK_LOG_FORMAT": settings.log_format},
         )
         for _ in range(settings.services_workers)

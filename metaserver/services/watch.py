@@ -67,6 +67,17 @@ class TableWatch:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_SHARE)
         return seen
 
+    async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
+        """The table's current state; None if there is no such table, or its metadata cannot be read."""
+        entry = await self._store.entry(EntryKind.TABLE, namespace, name)
+        if entry is None:
+            return None
+        try:
+            return entry, await self._load(entry.metadata_location)
+        except SeamarkError as error:
+            _log.warning("table not examined", namespace=namespace, table=name, reason=error.message)
+            return None
+
     async def _look_at(self, entry: Entry, look: Look) -> None:
         try:
             look(entry, await self._load(entry.metadata_location))

@@ -23,8 +23,16 @@ MODULE = "seamark.metaserver.cli.job_worker"
 JOB_S_MAX = 3600.0
 """A job that takes longer is stopped; a repeated job continues where its last commit ended."""
 _ANSWER_BYTES_MAX = 1 << 20
-_ENVIRONMENT_OF_SERVER = "SEAMARK_"
-"""Prefix of the server's own variables, some of them secret, which a worker does not get."""
+_VARIABLES = frozenset(
+    (
+        *("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SEAMARK_CA"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    )
+)
+"""What a worker gets of the server's environment, which may contain secrets."""
+_PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_")
+_STORAGE_PREFIX = "AWS_"
 
 
 class JobRequest(msgspec.Struct, frozen=True):
@@ -58,13 +66,16 @@ class WorkerProcess:
         umask: int,
         folders: tuple[str, ...],
         environment: Mapping[str, str],
+        on_s3: bool,
     ) -> None:
+        """`on_s3`: the worker needs the keys of AWS's provider chain, unless the catalog hands out others."""
         self._url = url
         self._issue = issue
         self._memory_bytes = memory_bytes
         self._umask = umask
         self._folders = folders
         self._environment = environment
+        self._on_s3 = on_s3
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, job: Job) -> dict[str, Any]:
@@ -107,7 +118,8 @@ class WorkerProcess:
 
     async def _start(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            own = {name: value for name, value in os.environ.items() if not name.startswith(_ENVIRONMENT_OF_SERVER)}
+            prefixes = (*_PREFIXES, _STORAGE_PREFIX) if self._on_s3 else _PREFIXES
+            own = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # the working directory is no place to import modules from

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
 from seamark.metaserver.store.model import RegisteredIndexFile
+from tests.catalog.rig import name_freely
 from tests.server.rig import Running, running
 
 DAY_S = 86_400
@@ -119,6 +121,24 @@ async def test_what_no_registry_knows_goes_when_it_is_old(tmp_path: Path) -> Non
         os.utime(table.folder / "live", (two_days_ago, two_days_ago))
         assert await clean(server) == 1
         assert sorted(path.name for path in table.folder.rglob("*") if path.is_file()) == ["fresh", "live"]
+
+
+async def test_the_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
+    """A writer has overwritten the table's metadata file, which another catalog wrote, with another location."""
+    async with running(tmp_path) as server:
+        table = await opened(server, **{PREFIX + "i": "bloom(id)"})
+        await table.add("live", read_definitions(table.metadata).by_name["i"].id)
+        victim = tmp_path / "warehouse" / "victim" / "_seamark" / "index" / "left"
+        victim.parent.mkdir(parents=True)
+        victim.write_bytes(b"an index file of another table")
+        long_ago = server.parts.clock.now_ms() / 1000 - 2 * DAY_S
+        os.utime(victim, (long_ago, long_ago))
+        path = name_freely(table.entry.metadata_location)
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "location": victim.parents[2].as_uri()}))
+        server.parts.catalog.documents.cache.clear()
+        assert await clean(server) == 0
+        assert victim.exists()
 
 
 async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

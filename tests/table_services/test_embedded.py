@@ -100,6 +100,7 @@ def test_an_index_that_a_property_defines_is_built_and_follows_commits(server: S
 
 def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_server(tmp_path: Path) -> None:
     env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_AUTH": "token", "SEAMARK_WEBHOOK_SECRET": "hunter2"}
+    env |= {"PGPASSWORD": "hunter3", "AWS_SECRET_ACCESS_KEY": "hunter4", "MY_TOKEN": "hunter5"}
     server = Seamark(tmp_path / "home", env=env)
     seamark = str(Path(sys.executable).parent / "seamark")
     command = [seamark, "token", "create", "writer", "--role", "writer", "--home", str(server.home)]
@@ -114,7 +115,8 @@ def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_ser
         block_until(lambda: covered(client, "db.t", 2))
         (pid,) = worker_pids(server)
         environment = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"hunter2" not in environment
+        assert b"hunter" not in environment
+        assert b"PATH=" in environment
         assert b"SEAMARK_ENCRYPTION_KEY" not in environment
         builds = [instant for instant in client.timeline("db.t") if instant.action == "indexing"]
         assert {instant.who for instant in builds} == {"service:seamark"}

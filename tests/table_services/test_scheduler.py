@@ -27,8 +27,11 @@ from tests.waits import until
 
 class EveryTable:
     name = "every-table"
+    unwanted: frozenset[str] | set[str] = frozenset()
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        if entry.name in self.unwanted:
+            return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid)
 
 
@@ -121,6 +124,24 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
         assert first.stopped == 1
         async with scheduled(server, second, lasts_s=0.6):
             await until(lambda: second.ran == ["t"])
+
+
+async def test_a_job_that_is_no_longer_wanted_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy has changed, the table was dropped, or another has its name: also a failed job is not repeated."""
+    monkeypatch.setattr(jobs, "BACKOFF_S", 0.3)
+    async with running(tmp_path) as server:
+        await create(server, "a", "disabled", "dropped", "replaced", "wanted")
+        recorder = Recorder(failures=4)
+        async with scheduled(server, recorder):
+            await until(lambda: len(recorder.outcomes) == 4)
+            monkeypatch.setattr(EveryTable, "unwanted", {"disabled"})
+            for name in ("dropped", "replaced"):
+                async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/{name}") as answer:
+                    assert answer.status == 204
+            await create(server, "a", "replaced")
+            await until(lambda: sorted(recorder.ran[4:]) == ["replaced", "wanted"])
+            await asyncio.sleep(1.0)
+        assert sorted(recorder.ran[4:]) == ["replaced", "wanted"]
 
 
 async def test_a_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from seamark.metaserver.services.health import TableHealth, health_of
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "What it costs queries, and which table service corrects it", TableHealth),
-        ResponseSpec(400, "A retention property of the table is invalid"),
         ResponseSpec(404, "No such table"),
     ),
 )

@@ -88,6 +88,11 @@ _BODY: dict[str, Any] = {
             "description": "The schema that resolves names in filters; by default the current schema. 409 when another "
             "schema is current now and the scope has a filter, because its names may mean other columns.",
         },
+        "format-version": {
+            "type": ["integer", "null"],
+            "description": "The format version for which files were rewritten; 409 if the table has another one now. "
+            "Rows of rewritten files have their row ids from version 3 on.",
+        },
         "scope": {
             "type": ["object", "null"],
             "additionalProperties": False,

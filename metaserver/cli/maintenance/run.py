@@ -39,6 +39,8 @@ def compact_command(client: IndexClient, table: str, dry_run: bool) -> None:
         except (OSError, SeamarkError) as error:
             raise click.ClickException(f"{table} is not compacted: {error}") from None
     click.echo(_text(report, table, dry_run=dry_run))
+    if report.errors:
+        raise click.ClickException(f"{len(report.errors):,} parts of {table} are not compacted: {report.errors[0]}")
 
 
 @run.command("expire", context_settings=CONTEXT)

@@ -95,6 +95,7 @@ class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fie
     read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
     isolation: str = SERIALIZABLE
     schema_id: Int32 | None = None
+    format_version: Int32 | None = None
     scope: _Scope | None = None
     add: list[Any] = []
     remove: list[Remove] = []
@@ -121,6 +122,8 @@ class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     isolation: str
     schema_id: int | None
     """The schema that resolves the names in filters. None: the current schema of the table."""
+    format_version: int | None = None
+    """The table's format version when files were rewritten: from version 3 on, rewritten rows keep their ids."""
     scope_filter: Expression | None
     scope_partitions: tuple[GivenPartition, ...] | None
     add: Sequence[Any]
@@ -218,6 +221,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
         read_snapshot_id=None if body.read_snapshot_id is UNSET else body.read_snapshot_id,
         isolation=body.isolation,
         schema_id=body.schema_id,
+        format_version=body.format_version,
         scope_filter=scope_filter,
         scope_partitions=scope_partitions,
         add=body.add,
@@ -300,6 +304,12 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     `check_path` raises for a location where the table may have no files. Collision when rows were read with a schema
     other than the current one.
     """
+    if request.format_version not in (None, metadata.format_version):
+        raise Collision(
+            "schema",
+            f"The table has format version {metadata.format_version}, but files were written for version "
+            f"{request.format_version}; compute the change again",
+        )
     files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
     for file in files:
         check_path(file.file_path)

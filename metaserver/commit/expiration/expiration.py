@@ -12,6 +12,7 @@ registration, because the other name's snapshots may need them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -19,15 +20,14 @@ import msgspec
 import structlog
 
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.catalog.ownership.claims import foreign_file_check
 from seamark.metaserver.catalog.pointers import check_uuid
-from seamark.metaserver.catalog.purge import is_collectable, own_folders, owned
+from seamark.metaserver.catalog.purge import deletable_files, is_collectable
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expired, find_expired
 from seamark.metaserver.commit.expiration.unused_files import TooManyEntries, UnusedFiles, find_unused
 from seamark.metaserver.commit.publication import CommitEvent, Publisher
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, SeamarkError
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.updates import apply_updates
@@ -49,7 +49,7 @@ _DELETED_AT_ONCE = 16
 _RESUMED_AFTER_MS = 3_600_000
 """An instant in flight is that old when housekeeping continues it: until then its own server is at work."""
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
-_BEFORE, _REMOVED = "metadata-location-before", "removed-snapshots"
+_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
 _log = structlog.get_logger("seamark.expiration")
 
 
@@ -140,11 +140,13 @@ class Expiration:
         for instant in old:
             try:
                 await self._resume(instant)
-            except RetryLater:
-                continue
             except SeamarkError as error:
-                await self._end(instant, {"error": error.message[:1000]})
+                if self._is_given_up(instant):
+                    await self._end(instant, {"error": error.message[:1000]})
         return len(old)
+
+    def _is_given_up(self, instant: Instant) -> bool:
+        return self._parts.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
 
     async def _plan(self, namespace: NamespacePath, name: str, request: ExpirationRequest) -> _Removal:
         parts = self._parts
@@ -183,34 +185,34 @@ class Expiration:
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
     async def _unused(
-        self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: bool = False
+        self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
-        """Reads no files of other tables, and names none."""
-        if before is after or await self._parts.store.names_of(uuid) != 1:
+        """Reads no files of other tables, and names none. None either if the table's files must stay."""
+        if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
-        folders = own_folders(self._parts, after)
-        owns, others = owned(self._parts, after), await foreign_file_check(self._parts, uuid, folders)
-
-        def allowed(location: str) -> bool:
-            try:
-                return owns(location) and not others(location)
-            except BadRequest:  # a location that the server cannot parse
-                return False
+        allowed = await deletable_files(self._parts, uuid, after)
 
         check = partial(self._planner.check_paths, before, uuid)
         manifests = self._manifests.checked(lambda paths: check(list(paths)), None)
         return await find_unused(manifests, before, after, allowed, repeated=repeated)
 
+    async def _is_shared(self, uuid: str) -> bool:
+        """Whether several names, live or dropped, refer to the table: its files may be those of the other, too."""
+        return await self._parts.store.names_of(uuid) != 1
+
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
         parts, entry = self._parts, removal.entry
         requested_ms = parts.clock.now_ms()
-        summary = {_REMOVED: len(removal.expired.snapshot_ids), _BEFORE: entry.metadata_location}
+        removed = list(removal.expired.snapshot_ids)
+        summary = {_REMOVED: len(removed), _IDS: removed, _BEFORE: entry.metadata_location}
         record = parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
         instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
         event = CommitEvent(caller, requested_ms, None, updates=actions)
         async with self._publisher.lock(entry.namespace, entry.name):
+            if not (await parts.store.planned_snapshots(entry.uuid, parts.clock.now_ms())).isdisjoint(removed):
+                raise CommitConflict("A plan was made on a snapshot that was about to expire; try again")
             await self._publisher.publish(
                 caller,
                 entry,
@@ -222,18 +224,14 @@ class Expiration:
         return instant
 
     async def _resume(self, instant: Instant) -> None:
-        try:
-            before = await self._parts.documents.table(str(instant.summary[_BEFORE]))
-            entry = await self._current(instant)
-            after = await self._parts.documents.table(entry.metadata_location)
-        except NotFound as error:  # dropped, or the metadata file left the log and was deleted
-            await self._end(instant, {"error": error.message[:1000]})
-            return
-        unused = await self._unused(instant.uuid, before, after, repeated=True)
+        before = await self._parts.documents.table(str(instant.summary[_BEFORE]))
+        entry = await self._current(instant)
+        after = await self._parts.documents.table(entry.metadata_location)
+        unused = await self._unused(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
         await self._delete(instant, unused)
 
     async def _current(self, instant: Instant) -> Entry:
-        """The table's only name; NotFound if it has no name or several."""
+        """NotFound if the table was dropped or renamed."""
         assert instant.name is not None
         entry = await self._parts.store.entry(EntryKind.TABLE, instant.namespace, instant.name)
         if entry is None or entry.uuid != instant.uuid:
@@ -255,10 +253,12 @@ class Expiration:
                 _log.warning("unused file not deleted", location=location, reason=error.message)
 
         for files in (unused.content_files, unused.manifests, unused.others):
+            if await self._is_shared(instant.uuid):  # registered again since
+                break
             await gathered([partial(delete, location) for location in files], _DELETED_AT_ONCE)
             if failed:
                 break
-        if not failed or self._parts.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS:
+        if not failed or self._is_given_up(instant):
             summary = {"deleted-files": deleted, "failed-files": failed, "size-in-bytes": unused.size_bytes}
             await self._end(instant, summary)
         return failed

@@ -2,13 +2,18 @@
 
 A file is unused if a removed snapshot names it and no remaining snapshot does. Every remaining snapshot is read for
 that. If one of their manifest lists or manifests cannot be read, the result is an error, and nothing is deleted.
+
+Writers spell locations differently (`file:/p`, `file:///p`; `s3a`, `s3n`, `s3`), so plain forms are compared. Where it
+is uncertain whether two spellings mean one file, their plain forms are equal, and the file stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.errors import BadRequest, Corrupt
@@ -23,6 +28,11 @@ _AT_ONCE = 64
 """Manifests whose entries are in memory together."""
 ENTRIES_MAX = 1_000_000
 """Entries of manifests that the removal of several snapshots may make unused, which bounds its memory."""
+_COMPARED_MAX = 200_000
+"""Files of the remaining snapshots up to which all of them are compared. Of more, only those in manifests that may list
+an unused file in one of the usual spellings."""
+_S3 = ("s3", "s3a", "s3n")
+_LOCATION = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
 """Limits of the unused files of one snapshot, and of the manifests of a table."""
 
@@ -48,42 +58,79 @@ async def find_unused(
     after: TableMetadata,
     allowed: Callable[[str], bool],
     *,
-    repeated: bool = False,
+    repeated: Collection[int] | None = None,
 ) -> UnusedFiles:
     """The files that `before` needs and `after` does not, among the `allowed` locations. BadRequest above the limits.
 
-    `repeated`: an earlier attempt may have deleted some of them, so that missing ones are no error. Corrupt if a file
-    of `after` cannot be read; TooManyEntries.
+    `repeated`: the removed snapshots of an earlier attempt, which may have deleted some of their files, so that missing
+    ones are no error. Corrupt if a file of `after` cannot be read; TooManyEntries, except for a repeat.
     """
     remaining = {snapshot.snapshot_id for snapshot in after.snapshots}
-    removed = [snapshot for snapshot in before.snapshots if snapshot.snapshot_id not in remaining]
+    removed = [
+        snapshot
+        for snapshot in before.snapshots
+        if snapshot.snapshot_id not in remaining and (repeated is None or snapshot.snapshot_id in repeated)
+    ]
+    is_repeat = repeated is not None
     live = await _manifests(manifests, after.snapshots)
-    gone = await _manifests(manifests, removed, skip_missing=repeated)
-    unused = {path: manifest for path, manifest in gone.items() if path not in live}
-    if len(removed) > 1 and sum(map(_entries, unused.values())) > ENTRIES_MAX:
+    gone = await _manifests(manifests, removed, skip_missing=is_repeat)
+    unused = {key: manifest for key, manifest in gone.items() if key not in live}
+    if not is_repeat and len(removed) > 1 and sum(map(_entries, unused.values())) > ENTRIES_MAX:
         raise TooManyEntries
-    sizes: dict[str, int] = {}
-    async for found in _content_files(manifests, list(unused.values()), skip_missing=repeated):
-        sizes.update(found)
-        if len(sizes) > FILES_MAX:
+    found: dict[str, tuple[str, int]] = {}
+    async for files in _content_files(manifests, list(unused.values()), skip_missing=is_repeat):
+        found.update(files)
+        if len(found) > FILES_MAX:
             raise _too_large(f"{FILES_MAX:,} files that only one snapshot needs")
-    suspects = await manifests.listing(list(live.values()), sizes) if sizes else []
-    async for found in _content_files(manifests, suspects):
-        for path in found:
-            sizes.pop(path, None)
-    others = _lists(removed) - _lists(after.snapshots) | _statistics(before) - _statistics(after)
+    compared = list(live.values()) if found else []
+    if sum(map(_entries, compared)) > _COMPARED_MAX:
+        spelled = [spelling for path, _ in found.values() for spelling in _spellings(path)]
+        compared = await manifests.listing(compared, spelled)
+    async for files in _content_files(manifests, compared):
+        for key in files:
+            found.pop(key, None)
+    kept = {plain_location(path) for path in (*_lists(after.snapshots), *_statistics(after))}
+    others = [path for path in (*_lists(removed), *_statistics(before)) if plain_location(path) not in kept]
 
     def choose() -> UnusedFiles:
-        files = tuple(path for path in sizes if allowed(path))
-        named = tuple(path for path in unused if allowed(path))
-        size_bytes = sum(sizes[path] for path in files) + sum(unused[path].manifest_length for path in named)
-        return UnusedFiles(files, named, tuple(path for path in sorted(others) if allowed(path)), size_bytes)
+        content = [(path, size) for path, size in found.values() if allowed(path)]
+        named = [manifest for manifest in unused.values() if allowed(manifest.manifest_path)]
+        size_bytes = sum(size for _, size in content) + sum(manifest.manifest_length for manifest in named)
+        return UnusedFiles(
+            tuple(path for path, _ in content),
+            tuple(manifest.manifest_path for manifest in named),
+            tuple(path for path in dict.fromkeys(others) if allowed(path)),
+            size_bytes,
+        )
 
     return await asyncio.to_thread(choose)
 
 
 def _entries(manifest: ManifestFile) -> int:
     return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
+def plain_location(path: str) -> str:
+    """Equal for all spellings of a location that a reader may treat as the same."""
+    matched = _LOCATION.fullmatch(path)
+    scheme, rest = (matched[1].lower(), matched[2]) if matched is not None else ("file", path)
+    if "%" in rest:
+        rest = unquote(rest)
+    if scheme in _S3:
+        return f"s3:{rest}"
+    return f"{scheme}:/" + "/".join(part for part in rest.split("/") if part not in ("", "."))
+
+
+def _spellings(path: str) -> list[str]:
+    """The location as it is, and as other writers spell it."""
+    matched = _LOCATION.fullmatch(path)
+    if matched is None:
+        return [path, f"file:{path}", f"file://{path}"]
+    scheme, rest = matched[1].lower(), matched[2]
+    if scheme in _S3:
+        return [path, *(f"{name}:{rest}" for name in _S3)]
+    plain = "/" + rest.lstrip("/")
+    return [path, plain, f"{scheme}:{plain}", f"{scheme}://{plain}"]
 
 
 def _lists(snapshots: Iterable[Snapshot]) -> set[str]:
@@ -99,7 +146,7 @@ def _statistics(metadata: TableMetadata) -> set[str]:
 async def _manifests(
     manifests: Manifests, snapshots: Collection[Snapshot], *, skip_missing: bool = False
 ) -> dict[str, ManifestFile]:
-    """The manifests of the snapshots, by path."""
+    """The manifests of the snapshots, by plain location."""
     found: dict[str, ManifestFile] = {}
     for snapshot in snapshots:
         try:
@@ -108,7 +155,7 @@ async def _manifests(
             if not skip_missing:
                 raise
             continue
-        found.update((manifest.manifest_path, manifest) for manifest in listed)
+        found.update((plain_location(manifest.manifest_path), manifest) for manifest in listed)
         if len(found) > MANIFESTS_MAX:
             raise _too_large(f"{MANIFESTS_MAX:,} manifests")
     return found
@@ -120,8 +167,8 @@ def _too_large(what: str) -> BadRequest:
 
 async def _content_files(
     manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
-) -> AsyncIterator[dict[str, int]]:
-    """The sizes of the files that the manifests list as live, by path, in parts."""
+) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
+    """The locations and sizes of the files that the manifests list as live, by plain location, in parts."""
     at_once = 1 if skip_missing else _AT_ONCE
     for start in range(0, len(listed), at_once):
         part = listed[start : start + at_once]
@@ -134,10 +181,13 @@ async def _content_files(
         yield await asyncio.to_thread(_sizes, part, blocks)
 
 
-def _sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
+    found: dict[str, tuple[str, int]] = {}
     for manifest, block in zip(listed, blocks, strict=True):
         files = lookup(TableView((manifest,), (block,)))
         paths, sizes = files.texts("file_path").values(), files.longs("file_size_in_bytes").tolist()
-        found.update((path.decode(), size) for path, size in zip(paths, sizes, strict=True) if path is not None)
+        for path, size in zip(paths, sizes, strict=True):
+            if path is not None:
+                text = path.decode()
+                found[plain_location(text)] = text, size
     return found

@@ -60,7 +60,7 @@ _COMMIT = (
 )
 _METRICS_COLUMN = "write.metadata.metrics.column."
 _ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
-_INTEGER = re.compile(r"[+-]?\d{1,10}")
+_INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
 @lru_cache(maxsize=8192)

@@ -33,8 +33,8 @@ log = structlog.get_logger()
 
 
 class Cleaner:
-    """Belongs to one event loop. `load` reads a metadata file; `folders`: those of index files below a table's
-    location."""
+    """Belongs to one event loop. `load` reads a metadata file; `claimed`: those of some folders that the
+    database records as the table's own. `folders`: those of index files below a table's location."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Cleaner:
         objects: ObjectStore,
         clock: Clock,
         load: Callable[[str], Awaitable[TableMetadata]],
+        claimed: Callable[[str, Sequence[str]], Awaitable[Sequence[str]]],
         *,
         folders: Sequence[str],
         retention_s: int,
@@ -52,6 +53,7 @@ class Cleaner:
         self._objects = objects
         self._clock = clock
         self._load = load
+        self._claimed = claimed
         self._folders = folders
         self._retention_ms = retention_s * 1000
         self._after: str | None = None
@@ -110,7 +112,9 @@ class Cleaner:
         now_ms = self._clock.now_ms()
         known = {file.location for file in (await self._registry.files(entry)).files}
         done = 0
-        for folder in {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}:
+        # The table's writers can overwrite its metadata file, which has the location.
+        named = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
+        for folder in await self._claimed(entry.uuid, sorted(named)):
             if now_ms - self._orphans_ms.get(folder, 0) < _ORPHANS_EVERY_MS:
                 continue
             if len(self._orphans_ms) >= _FOLDERS_MAX:

@@ -11,6 +11,7 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
@@ -314,3 +315,61 @@ async def test_an_expiration_deletes_and_reads_nothing_of_another_table(lake: La
         assert (answer.status, answer.json["snapshots"], answer.json["content-files"]) == (200, 1, 1)
         assert [path.name for path in (mine / "data").iterdir()] == ["8.parquet"]
         assert not (metadata / "m7.avro").exists()
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few files", "many files"])
+async def test_an_expiration_keeps_a_live_file_that_is_spelled_otherwise(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    if many:
+        monkeypatch.setattr(unused_files, "_COMPARED_MAX", 0)
+    mine = await lake.folder("mine")
+    for number, prefix in ((7, "file://"), (8, "file:")):
+        file = file_of(f"{prefix}{mine}/data/7.parquet", 1, 9)
+        own = manifest(mine / "metadata" / f"m{number}.avro", [file], number)
+        made = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        assert (await lake.commit("root", "mine", number, made)).status == 200
+    (mine / "data").mkdir(exist_ok=True)
+    (mine / "data" / "7.parquet").write_bytes(b"rows")
+    body = {"older-than-ms": 1 << 60, "retain-last": 1}
+    answer = await lake("wendy", "POST", "/api/v1/tables/mine/t/expire-snapshots", body)
+    assert (answer.json["snapshots"], answer.json["content-files"]) == (1, 0)
+    assert (mine / "data" / "7.parquet").exists()
+
+
+async def test_an_expiration_deletes_nothing_in_a_folder_that_only_overwritten_metadata_name(
+    lake: Lake, tmp_path: Path
+) -> None:
+    path, metadata = await lake.table_of_another_catalog()
+    legacy = tmp_path / "warehouse" / "legacy"
+    legacy.mkdir(parents=True)
+    (legacy / "1.parquet").write_bytes(b"rows of nobody")
+    folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
+    snapshots = []
+    for number in (7, 8):
+        files = [file_of(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
+        made = manifest_list(folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)])
+        snapshots.append(
+            {
+                "snapshot-id": number,
+                "sequence-number": number - 6,
+                "timestamp-ms": metadata["last-updated-ms"] + number,
+                "manifest-list": made,
+                "summary": {"operation": "append"},
+                "schema-id": 0,
+            }
+        )
+    forged = {
+        **metadata,
+        "properties": {"write.data.path": f"file://{legacy}"},
+        "snapshots": snapshots,
+        "current-snapshot-id": 8,
+        "last-sequence-number": 2,
+        "last-updated-ms": metadata["last-updated-ms"] + 9,
+        "refs": {"main": {"type": "branch", "snapshot-id": 8}},
+    }
+    path.write_text(json.dumps(forged))
+    body = {"older-than-ms": 1 << 60, "retain-last": 1}
+    answer = await lake("wendy", "POST", "/api/v1/tables/mine/forged/expire-snapshots", body)
+    assert answer.status in (200, 403), answer.raw
+    assert (legacy / "1.parquet").exists()

@@ -302,3 +302,96 @@ def test_a_table_above_the_limits_is_refused_before_anything_is_removed(
                     expire(client, "db.t", older_than_ms=1 << 60)
         assert stored(table.refresh()) == before
         assert len(snapshots(table)) == 6
+
+
+def test_a_name_that_is_registered_meanwhile_keeps_its_files(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        before, location = stored(table), table.metadata_location
+        commit = server.Expiration._commit
+
+        async def late(self: server.Expiration, *given: Any) -> Any:
+            instant = await commit(self, *given)
+            body = {"name": "again", "metadata-location": location}
+            path = f"{served.url}/v1/namespaces/db/register"
+            async with served.server.http.post(path, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+            return instant
+
+        monkeypatch.setattr(server.Expiration, "_commit", late)
+        expire(client, "db.t", older_than_ms=1 << 60)
+        assert stored(table) == before
+        assert len(snapshots(catalog.load_table("db.again"))) == 5
+
+
+def test_a_plan_that_is_made_meanwhile_keeps_its_files(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        first = snapshots(table)[0]
+        commit, plans = server.Expiration._commit, []
+
+        async def late(self: server.Expiration, *given: Any) -> Any:
+            if not plans:
+                body = {"predicate": "id >= 0", "snapshot-id": first, "case-sensitive": True}
+                async with served.server.http.post(f"{served.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
+                    plans.append((await answer.json())["name"])
+            return await commit(self, *given)
+
+        monkeypatch.setattr(server.Expiration, "_commit", late)
+        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
+        assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
+
+
+@pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
+def test_what_housekeeping_continues_follows_the_rules_of_today(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 6)
+        before = stored(table)
+
+        async def unwilling(*_: Any) -> None:
+            raise StorageError("not today")
+
+        monkeypatch.setattr(server, "SNAPSHOTS_MAX", 2)
+        with monkeypatch.context() as context:
+            context.setattr(type(served.server.parts.objects), "delete", unwilling)
+            assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
+        table.refresh()
+        if obstacle == "gc.enabled":
+            with table.transaction() as transaction:
+                transaction.set_properties({"gc.enabled": "false"})
+        monkeypatch.setattr(unused_files, "ENTRIES_MAX", 0)
+        monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
+        assert served.run(served.server.parts.housekeeping.round())["expirations_resumed"] == 3
+        assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
+        assert stored(table) == (before if obstacle == "gc.enabled" else needed(table))
+
+
+@pytest.mark.parametrize("years", [1, 30])
+def test_a_policy_may_be_as_long_as_iceberg_allows(client: IndexClient, served: Served, years: int) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 3)
+        age = {"history.expire.max-snapshot-age-ms": str(years * 31_536_000_000)}
+        with table.transaction() as transaction:
+            transaction.set_properties({**age, "history.expire.max-ref-age-ms": str((1 << 63) - 1)})
+        assert expire(client, "db.t").snapshots == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("file:///a/b.parquet", "file:/a/b.parquet"),
+        ("file:///a/b.parquet", "/a/b.parquet"),
+        ("file:///a/b.parquet", "file:///a//b.parquet"),
+        ("s3://bucket/a", "s3a://bucket/a"),
+        ("s3n://bucket/a", "s3://bucket/a"),
+    ],
+)
+def test_spellings_of_a_location_are_one_file(one: str, other: str) -> None:
+    assert unused_files.plain_location(one) == unused_files.plain_location(other)
+    assert unused_files.plain_location(one) != unused_files.plain_location(f"{other}x")

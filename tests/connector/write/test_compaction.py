@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,10 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
+from seamark.connector.jobs.jobs import run_compaction
 from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table
 from seamark.connector.write import compaction
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
@@ -208,3 +212,86 @@ def test_random_histories_with_compactions_between_and_within(
                 compactions += report.commits
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
     assert compactions > 0
+
+
+def test_deletion_vectors_in_one_file_are_counted_for_each_data_file(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 3)
+        for number in range(10):
+            upsert(client, "db.t", rows(range(number * 20, number * 20 + 20)), keys=["id"])
+        delete(client, "db.t", keys=pa.table({"id": list(range(0, 200, 4))}), mode=MERGE_ON_READ)
+        assert len(set(client.files("db.t", content="deletes")["file_path"].to_pylist())) == 1
+        report = compact(client, "db.t", policy=CompactionPolicy(1, 2))
+        assert (report.files_before, report.rows) == (10, 150)
+        assert client.files("db.t", content="deletes").num_rows == 0
+
+
+def test_an_upgrade_within_a_compaction_is_a_conflict(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the rows would lose the row ids that the upgrade gave them."""
+    columns = ["id", "_row_id", "_last_updated_sequence_number"]
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        for number in range(6):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        write = compaction._write
+
+        def upgraded(*given: Any) -> Any:
+            written = write(*given)
+            post(client, {"action": "upgrade-format-version", "format-version": 3})
+            upsert(client, "db.t", rows([100]), keys=["id"])
+            return written
+
+        with monkeypatch.context() as context:
+            context.setattr(compaction, "_write", upgraded)
+            report = compact(client, "db.t")
+        assert (report.commits, report.conflicts) == (0, 1)
+        before = sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist()))
+        assert compact(client, "db.t").commits == 1
+        assert sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist())) == before
+
+
+def post(client: IndexClient, *updates: dict[str, Any]) -> None:
+    client._json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": list(updates)})
+
+
+def test_a_missing_file_stops_its_own_batch_alone(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART)
+        for number in range(6):
+            upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+        monkeypatch.setattr(compaction, "BATCH_FILES", 6)
+        Path(client.files("db.t")["file_path"].to_pylist()[0].removeprefix("file://")).unlink()
+        report = compact(client, "db.t")
+        assert (report.commits, len(report.errors)) == (2, 1)
+        with pytest.raises(RuntimeError, match="1 parts of the table are not compacted"):
+            run_compaction(client, ("db", "t"))
+
+
+def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a table with a sort order, whose writer ends a file when its buffer is full, whatever the target size."""
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        for number in range(6):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        before = set(client.files("db.t")["file_path"].to_pylist())
+        disk = set(served.home.rglob("*.parquet"))
+        monkeypatch.setattr(compaction, "WORTH", 0.1)
+        report = compact(client, "db.t")
+        assert (report.commits, report.given_up) == (0, 1)
+        assert set(client.files("db.t")["file_path"].to_pylist()) == before
+        assert set(served.home.rglob("*.parquet")) == disk
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata).small == compaction.SMALL
+        field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
+        order = {"order-id": -1, "fields": [field]}
+        post(
+            client,
+            {"action": "add-sort-order", "sort-order": order},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+        )
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata).small == compaction.SMALL_SORTED
