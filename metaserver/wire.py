@@ -23,6 +23,8 @@ PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 
 PLANS_FOLDER = "_seamark/plans"
 """Folder of plan tables' files below the location of a table or view."""
+FORMER_PLANS_FOLDER = "plans"
+"""The same of earlier versions, below the metadata folder."""
 PLAN_MARK = "~plan~"
 """Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
 NAME_MAX = 255

@@ -423,6 +423,7 @@ class SeamarkClient:
         headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         retries = _retry(self._retries, repeatable)
+        own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}
         try:
             answer = self._connections().request(
                 method,
@@ -431,7 +432,7 @@ class SeamarkClient:
                 headers=headers,
                 redirect=False,
                 retries=retries,
-                timeout=self._timeout(self._timeout_s if timeout_s is None else timeout_s),
+                **own_timeout,
             )
         except HTTPError as error:
             raise Unreachable(f"No answer from {self.url}: {error}") from error
@@ -446,7 +447,8 @@ class SeamarkClient:
         """Of this process: a connection shared with a parent would mix up their answers."""
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, ssl_context=trusted_by_clients())
+            timeout = self._timeout(self._timeout_s)
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, ssl_context=trusted_by_clients())
             pool = self._pool = (os.getpid(), manager)
         return pool[1]
 

@@ -25,7 +25,7 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     done = indexer.maintain(table)
     if done.failed:
         raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker says why")
-    if done.left:  # nobody else would try again if that builder has been killed
+    if done.left:  # that builder may have been killed
         raise RuntimeError(f"{done.left} of the table's index jobs wait for another builder of the same index")
     if not (done.builds or done.merges or done.verified):
         return {}

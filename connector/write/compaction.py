@@ -28,24 +28,26 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.appends import commit
 from seamark.connector.write.replacements import replacement
-from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, SMALL
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_int, as_long
+from seamark.metaserver.iceberg.metadata.properties import (
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    as_int,
+    as_long,
+)
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
-SMALL = 0.75
-"""A file below this part of the target size is small."""
 SMALL_SORTED = 0.1
-"""The same in a table with a sort order, whose writer ends a file when its sorted rows fill a buffer in memory: their
+"""`SMALL` in a table with a sort order, whose writer ends a file when its sorted rows fill a buffer in memory: their
 Parquet file is several times smaller than that."""
 WORTH = 0.75
 """A batch without deletes is committed only if its new files are at most this part of its old ones, because the next
 compaction would rewrite them again."""
-DELETED = 0.1
-"""A file is rewritten if about this part of its rows is deleted."""
 DELETE_FILES = 5
 """A file to which this number of delete files applies is rewritten: readers open each of them."""
 _EQUAL = 2
@@ -61,8 +63,8 @@ DeleteKey = tuple[str, int | None]
 class CompactionPolicy:
     """`min_files`: the number of small files of a partition from which on they are merged."""
 
-    target_bytes: int = TARGET_BYTES_DEFAULT
-    min_files: int = 5
+    target_bytes: int = TARGET_FILE_BYTES_DEFAULT
+    min_files: int = MIN_FILES_DEFAULT
     small: float = SMALL
 
     @staticmethod
@@ -70,8 +72,8 @@ class CompactionPolicy:
         """By the table's properties. BadRequest for a value that is no number."""
         properties = metadata.properties
         return CompactionPolicy(
-            max(1, as_long(properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)),
-            max(2, as_int(properties, "seamark.compaction.min-files", 5)),
+            max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
+            max(2, as_int(properties, MIN_FILES, MIN_FILES_DEFAULT)),
             SMALL_SORTED if metadata.default_sort_order_id else SMALL,
         )
 

@@ -12,15 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from seamark.metaserver.catalog.ownership.claims import foreign_file_check, with_folders
+from seamark.metaserver.catalog.ownership.claims import foreign_file_check
+from seamark.metaserver.catalog.ownership.own_files import OwnPlaces
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
+from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:
     import fastavro
@@ -57,14 +58,12 @@ async def deletable_files(
     RetryLater while the storage is unavailable.
     """
     owns, others = owned(parts, metadata), await foreign_file_check(parts, uuid, own_folders(parts, metadata))
-    own = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
-    is_judged_by_metadata = without_claims and not own
+    claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
+    own, is_judged_by_metadata = OwnPlaces(claims), without_claims and not claims
 
     def is_deletable(location: str) -> bool:
         try:
-            key = location_key(parse_location(location))
-            is_own = is_judged_by_metadata or not own.isdisjoint(with_folders(key))
-            return is_own and owns(location) and not others(location)
+            return owns(location) and (is_judged_by_metadata or own.holds(location)) and not others(location)
         except BadRequest:  # a location that the server cannot parse
             return False
 
@@ -119,7 +118,9 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
         if allowed(manifest):
             yield manifest
     base = metadata.location.rstrip("/")
-    for folder in (f"{base}/{INDEX_FOLDER}", f"{base}/{FORMER_INDEX_FOLDER}", f"{base}/{PLANS_FOLDER}"):
+    former_plans = f"{metadata_folder(metadata.location, metadata.properties)}/{FORMER_PLANS_FOLDER}"
+    own_names = (INDEX_FOLDER, FORMER_INDEX_FOLDER, PLANS_FOLDER)
+    for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
         if allowed(folder):
             # The listing is completed first: deletions during a listing could make it skip files.
             for location in [item.location async for item in parts.objects.list(folder)]:

@@ -146,6 +146,30 @@ def location_key(location: Location) -> str:
     return f"{location.scheme}://{location.bucket}/{path}".rstrip("/")
 
 
+def plain_location(text: str) -> str:
+    """Equal for all spellings that a reader may treat as one location; unlike `location_key`, defined for any text and
+    without a look at the file system. Different locations may have the same plain form."""
+    matched = _SCHEME.fullmatch(text)
+    scheme, rest = (matched[1].lower(), matched[2]) if matched is not None else ("file", text)
+    if "%" in rest:
+        rest = unquote(rest)
+    if scheme in _S3_SCHEMES:
+        return f"s3:{rest}"
+    return f"{scheme}:/" + "/".join(part for part in rest.split("/") if part not in ("", "."))
+
+
+def spellings(text: str) -> list[str]:
+    """The location as it is, and as other writers usually spell it."""
+    matched = _SCHEME.fullmatch(text)
+    if matched is None:
+        return [text, f"file:{text}", f"file://{text}"]
+    scheme, rest = matched[1].lower(), matched[2]
+    if scheme in _S3_SCHEMES:
+        return [text, *(f"{name}:{rest}" for name in sorted(_S3_SCHEMES))]
+    plain = "/" + rest.lstrip("/")
+    return [text, plain, f"{scheme}:{plain}", f"{scheme}://{plain}"]
+
+
 def safe_segment(name: str) -> str:
     """A path segment for any name: the name itself if it is plain, otherwise its plain characters and 64 bits of its
     hash.

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from seamark.metaserver.iceberg.metadata.compaction import ENABLED, MIN_FILES, MIN_FILES_DEFAULT, SMALL
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.services.service import Job
 from seamark.metaserver.store.model import Entry
 
-ENABLED = "seamark.compaction.enabled"
-MIN_FILES = "seamark.compaction.min-files"
-TARGET_BYTES = "write.target-file-size-bytes"
-TARGET_BYTES_DEFAULT = 512 << 20
 _PRIORITY = 7
 """After indexes, which queries miss more."""
-SMALL = 0.75
-"""Of the target size: above this average, only deletes are worth a job."""
 _PAUSE_S, _FILES_A_SECOND = 60.0, 1000
 """Least time between two compactions of a table, longer for many files, because each plans the whole table."""
 
@@ -39,9 +34,10 @@ class Compaction:
         totals = snapshot.summary_map()
         files = count_of(totals, "total-data-files", 0)
         if not count_of(totals, "total-delete-files", 0):
-            target_bytes = count_of(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
+            target_bytes = count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = count_of(totals, "total-files-size", 0)
-            if files < count_of(metadata.properties, MIN_FILES, 5) or size_bytes >= SMALL * target_bytes * files:
+            min_files = count_of(metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)
+            if files < min_files or size_bytes >= SMALL * target_bytes * files:  # on average no file is small
                 return None
         pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)

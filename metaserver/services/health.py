@@ -9,19 +9,13 @@ import numpy as np
 
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.compaction import DELETED, ENABLED, MIN_FILES, MIN_FILES_DEFAULT, SMALL
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.services.compaction import (
-    ENABLED,
-    MIN_FILES,
-    SMALL,
-    TARGET_BYTES,
-    TARGET_BYTES_DEFAULT,
-    count_of,
-)
+from seamark.metaserver.services.compaction import count_of
 from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
 from seamark.metaserver.settings import Settings
 
@@ -30,13 +24,11 @@ _MANY_SNAPSHOTS = 100
 _FILES_A_MANIFEST = 100
 """Fewer data files a manifest mean that engines that plan by themselves open many manifests."""
 _MANY_MANIFESTS = 20
-_DELETED = 0.1
-"""Part of deleted rows from which on a table is worth a compaction."""
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`service`: the table service that corrects it. `enabled`: whether the server does that for this table by itself;
-    None without a service."""
+    """`service`: the table service that corrects it. `enabled`: whether the server runs that for this table; None
+    without a service."""
 
     problem: str
     detail: str
@@ -75,7 +67,7 @@ class _Sizes(NamedTuple):
 
 def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_ms: int) -> TableHealth:
     """`view`: that of the current snapshot; empty without one."""
-    target_bytes = max(1, count_of(metadata.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT))
+    target_bytes = max(1, count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     sizes = _sizes(view, target_bytes)
     snapshot = metadata.current_snapshot
     totals = {} if snapshot is None else snapshot.summary_map()
@@ -126,7 +118,7 @@ def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) 
     found: list[Problem] = []
     properties, runs = metadata.properties, settings.services_workers > 0
     compacts = runs and metadata.format_version > 1 and as_bool(properties, ENABLED, settings.services_compaction)
-    if health.files - health.files_if_compacted >= max(2, count_of(properties, MIN_FILES, 5)) - 1:
+    if health.files - health.files_if_compacted >= max(2, count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)) - 1:
         found.append(
             Problem(
                 "small files",
@@ -137,7 +129,7 @@ def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) 
                 compacts,
             )
         )
-    if health.deleted_records >= _DELETED * max(1, health.records):
+    if health.deleted_records >= DELETED * max(1, health.records):
         found.append(
             Problem(
                 "deleted rows",

@@ -10,6 +10,7 @@ import structlog
 
 from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
@@ -60,7 +61,7 @@ async def open_scheduler(
             umask=int(settings.warehouse_umask or "022", 8),
             folders=_local_folders(settings),
             on_s3=any(
-                location.partition(":")[0] in ("s3", "s3a", "s3n")
+                parse_location(location).scheme == "s3"
                 for location in (settings.warehouse_uri(), *settings.allowed_locations)
             ),
             environment={"SEAMARK_LOG_LEVEL": settings.log_level, "SEAMARK_LOG_FORMAT": settings.log_format},

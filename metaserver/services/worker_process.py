@@ -1,9 +1,9 @@
 """Runs jobs in a process of our own, which uses Arrow and starts no JVM.
 
 The worker reads one job a line from its standard input and answers with one line on its standard output, both JSON. It
-ends with its input, so it never outlives the server. It has no secrets of the server: each job brings a token for the
-namespace of its table. It runs at a lower CPU priority and within a memory limit, because the data files that it
-decodes may be hostile.
+ends with its input, so it never outlives the server. It gets no secrets of the server, except AWS's variables if tables
+are on S3: each job brings a token for the namespace of its table. It runs at a lower CPU priority and within a memory
+limit, because the data files that it decodes may be hostile.
 """
 
 from __future__ import annotations

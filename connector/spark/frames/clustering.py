@@ -44,10 +44,10 @@ from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import Attributes, Clustering, JoinedRows, range_bounds, sortable_keys
 from seamark.connector.write.curves import CURVES, HILBERT
 from seamark.connector.write.replacements import replacement
-from seamark.connector.write.table_writer import TARGET_BYTES, TARGET_BYTES_DEFAULT, TableWriter, WrittenFiles
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.wire import INDEX_FILES_MAX
 
@@ -121,7 +121,7 @@ def cluster(
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count(target, size_bytes, target_file_bytes)
     rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
-    target = replace(target, properties={**target.properties, TARGET_BYTES: str(_FILE_BYTES_MAX)})
+    target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark)
     )
@@ -156,7 +156,7 @@ def _read_joined_tables(
 
 def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
     """The number of files of the target size."""
-    most = file_bytes or as_int(target.properties, TARGET_BYTES, TARGET_BYTES_DEFAULT)
+    most = file_bytes or as_int(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, most)))
 
 

@@ -39,14 +39,15 @@ from seamark.metaserver.store.operations import (
     RenewPlanTable,
     RetirePlanTables,
 )
-from seamark.metaserver.wire import NAME_MAX, PLAN_MARK, PLANS_FOLDER, encode_json, is_plan_name, show
+from seamark.metaserver.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
 
 _DIGEST_CHARACTERS = 32
 _BATCH = 1000
 _DELETED_AT_ONCE = 16
 _SHOWN_ID_MIN = 1 << 32
 """Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
-_PLAN_FILE = re.compile(rf"/{PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
+_PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
+"""A file of a plan; the folders of this version and of earlier ones end with the same name."""
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0

@@ -16,9 +16,9 @@ from seamark.connector.client.values import Instant
 from seamark.metaserver.cli.index import server_options
 from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _DEFAULT_LIMIT = 20
-_ACTION = "maintenance"
 
 
 @click.command(context_settings=CONTEXT)
@@ -31,7 +31,7 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
 
     A job that found nothing to do is not listed.
     """
-    runs = list(client.timeline(table, action=_ACTION, newest_first=True, limit=limit))
+    runs = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=limit))
     if as_json:
         listed = [
             {"namespace": run.namespace, "table": run.name, "requested-ms": run.requested_ms, "state": run.state}

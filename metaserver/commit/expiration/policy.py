@@ -8,7 +8,7 @@ keeps its files, and time travel works for the whole age.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ def find_expired(
 ) -> Expired:
     """What the policy removes. `in_use`: ids of snapshots that stay in any case."""
     kept: set[int] = set(in_use)
+    referenced: set[int] = set()
     ended: list[str] = []
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
@@ -67,11 +68,11 @@ def find_expired(
         if name != MAIN and (snapshot is None or now_ms - snapshot.timestamp_ms > max_age_ms):
             ended.append(name)
         elif ref.is_branch:
-            kept |= _kept_by_branch(metadata, ref, policy, now_ms)
+            history = _history(metadata, ref.snapshot_id)
+            referenced.update(id_ for id_, _ in history)
+            kept |= _kept_by_branch(history, ref, policy, now_ms)
         else:
             kept.add(ref.snapshot_id)
-    heads = [ref.snapshot_id for name, ref in metadata.refs.items() if name not in ended and ref.is_branch]
-    referenced = {id_ for head in heads for id_, _ in _history(metadata, head)}
     replaced_ms = _replaced(metadata)
     kept |= {
         snapshot.snapshot_id
@@ -87,13 +88,15 @@ def find_expired(
     return Expired(tuple(ended), tuple(id_ for _, id_ in old))
 
 
-def _kept_by_branch(metadata: TableMetadata, ref: SnapshotRef, policy: ExpirationPolicy, now_ms: int) -> set[int]:
+def _kept_by_branch(
+    history: Sequence[tuple[int, int | None]], ref: SnapshotRef, policy: ExpirationPolicy, now_ms: int
+) -> set[int]:
     older_than_ms = policy.older_than_ms
     if ref.max_snapshot_age_ms is not None:
         older_than_ms = now_ms - ref.max_snapshot_age_ms
     least = policy.retain_last if ref.min_snapshots_to_keep is None else ref.min_snapshots_to_keep
     kept: set[int] = set()
-    for id_, replaced_ms in _history(metadata, ref.snapshot_id):
+    for id_, replaced_ms in history:
         if len(kept) >= least and replaced_ms is not None and replaced_ms < older_than_ms:
             break
         kept.add(id_)

@@ -10,10 +10,8 @@ is uncertain whether two spellings mean one file, their plain forms are equal, a
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.errors import BadRequest, Corrupt
@@ -21,6 +19,7 @@ from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.objects.locations import plain_location, spellings
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 
@@ -31,8 +30,6 @@ ENTRIES_MAX = 1_000_000
 _COMPARED_MAX = 200_000
 """Files of the remaining snapshots up to which all of them are compared. Of more, only those in manifests that may list
 an unused file in one of the usual spellings."""
-_S3 = ("s3", "s3a", "s3n")
-_LOCATION = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
 """Limits of the unused files of one snapshot, and of the manifests of a table."""
 
@@ -84,7 +81,7 @@ async def find_unused(
             raise _too_large(f"{FILES_MAX:,} files that only one snapshot needs")
     compared = list(live.values()) if found else []
     if sum(map(_entries, compared)) > _COMPARED_MAX:
-        spelled = [spelling for path, _ in found.values() for spelling in _spellings(path)]
+        spelled = [spelling for path, _ in found.values() for spelling in spellings(path)]
         compared = await manifests.listing(compared, spelled)
     async for files in _content_files(manifests, compared):
         for key in files:
@@ -108,29 +105,6 @@ async def find_unused(
 
 def _entries(manifest: ManifestFile) -> int:
     return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
-
-
-def plain_location(path: str) -> str:
-    """Equal for all spellings of a location that a reader may treat as the same."""
-    matched = _LOCATION.fullmatch(path)
-    scheme, rest = (matched[1].lower(), matched[2]) if matched is not None else ("file", path)
-    if "%" in rest:
-        rest = unquote(rest)
-    if scheme in _S3:
-        return f"s3:{rest}"
-    return f"{scheme}:/" + "/".join(part for part in rest.split("/") if part not in ("", "."))
-
-
-def _spellings(path: str) -> list[str]:
-    """The location as it is, and as other writers spell it."""
-    matched = _LOCATION.fullmatch(path)
-    if matched is None:
-        return [path, f"file:{path}", f"file://{path}"]
-    scheme, rest = matched[1].lower(), matched[2]
-    if scheme in _S3:
-        return [path, *(f"{name}:{rest}" for name in _S3)]
-    plain = "/" + rest.lstrip("/")
-    return [path, plain, f"{scheme}:{plain}", f"{scheme}://{plain}"]
 
 
 def _lists(snapshots: Iterable[Snapshot]) -> set[str]:

@@ -11,6 +11,8 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.schema import Schema
 
 FORMAT_VERSION = "format-version"
+TARGET_FILE_BYTES = "write.target-file-size-bytes"
+TARGET_FILE_BYTES_DEFAULT = 512 << 20
 PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
 PREVIOUS_VERSIONS_MAX_DEFAULT = 100
 METADATA_PATH = "write.metadata.path"

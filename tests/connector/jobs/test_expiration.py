@@ -25,6 +25,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.metaserver.commit.expiration import expiration as server
 from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.errors import StorageError
+from seamark.metaserver.objects.locations import plain_location
 from seamark.metaserver.store.model import InstantState
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
@@ -393,5 +394,5 @@ def test_a_policy_may_be_as_long_as_iceberg_allows(client: IndexClient, served: 
     ],
 )
 def test_spellings_of_a_location_are_one_file(one: str, other: str) -> None:
-    assert unused_files.plain_location(one) == unused_files.plain_location(other)
-    assert unused_files.plain_location(one) != unused_files.plain_location(f"{other}x")
+    assert plain_location(one) == plain_location(other)
+    assert plain_location(one) != plain_location(f"{other}x")

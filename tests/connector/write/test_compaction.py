@@ -62,6 +62,14 @@ def create(
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=given)
 
 
+def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6 small files in each of 3 partitions, each of which is a commit of a compaction."""
+    create(catalog, 2, BY_PART)
+    for number in range(6):
+        upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
+    monkeypatch.setattr(compaction, "BATCH_FILES", 6)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
 def test_small_files_become_few_with_the_same_rows(
@@ -123,10 +131,7 @@ def test_a_change_of_a_file_gives_up_its_batch_alone(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
-        create(catalog, 2, BY_PART)
-        for number in range(6):
-            upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
-        monkeypatch.setattr(compaction, "BATCH_FILES", 6)
+        create_three_batches(client, catalog, monkeypatch)
         write = compaction._write
         calls: list[int] = []
 
@@ -260,10 +265,7 @@ def test_a_missing_file_stops_its_own_batch_alone(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with catalog_at(served.url) as catalog:
-        create(catalog, 2, BY_PART)
-        for number in range(6):
-            upsert(client, "db.t", rows(range(number * 9, number * 9 + 9)), keys=["id"])
-        monkeypatch.setattr(compaction, "BATCH_FILES", 6)
+        create_three_batches(client, catalog, monkeypatch)
         Path(client.files("db.t")["file_path"].to_pylist()[0].removeprefix("file://")).unlink()
         report = compact(client, "db.t")
         assert (report.commits, len(report.errors)) == (2, 1)
