@@ -24,8 +24,9 @@ import pyarrow as pa
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import open_destination
-from seamark.connector.write.table_writer import TARGET_BYTES, WrittenFiles, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.services.seamark import Seamark
 
 NAMESPACE, TABLE, ALONE = "bench", "points", "one"
@@ -90,7 +91,7 @@ def _create(client: IndexClient, table: str) -> None:
         for number, (name, kind) in enumerate(_FIELDS.items(), 1)
     ]
     # Each batch is larger than a file is to be, and becomes one.
-    body = {"name": table, "schema": {"type": "struct", "fields": fields}, "properties": {TARGET_BYTES: "2000"}}
+    body = {"name": table, "schema": {"type": "struct", "fields": fields}, "properties": {TARGET_FILE_BYTES: "2000"}}
     client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
 
 

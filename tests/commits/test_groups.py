@@ -11,7 +11,7 @@ import pytest
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.commit.changes.change import Change
 from seamark.metaserver.commit.native import change_application
-from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.store.model import RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
@@ -86,8 +86,6 @@ async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
 async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    produce = change_application.produce
-
     async def broken(writer: SnapshotWriter, change: Change, *more: Any, **named: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")

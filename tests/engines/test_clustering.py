@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.spark.frames import clustering
-from seamark.connector.spark.frames.writes import WriteReport
+from seamark.connector.spark.frames.writes import WriteReport, decode_files
+from seamark.connector.write.appends import commit as commit_change
 from seamark.spark import JoinedTable, cluster, write
 from tests.engines.spark.test_spark_writing import COLUMNS, EVERYTHING
 from tests.engines.tables import SparkTables
@@ -213,12 +214,11 @@ def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.sales("busy")
-    commit = clustering.commit
     meanwhile = ""
 
     def later(*given: Any) -> Any:
         rig.sql(meanwhile)
-        return commit(*given)
+        return commit_change(*given)
 
     monkeypatch.setattr(clustering, "commit", later)
     meanwhile = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
@@ -241,7 +241,7 @@ def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
 def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
     before, stored = rig.rows("lossy"), rig.files("lossy")
-    decoded, losing = clustering.decode_files, [True]
+    decoded, losing = decode_files, [True]
 
     def some(data: bytes) -> Any:
         found = decoded(data)

@@ -21,7 +21,7 @@ from seamark.metaserver.iceberg.expressions.expression import Bound, Expression,
 from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import Form
+from seamark.metaserver.index.blocks.packing import Form, key_of
 from seamark.metaserver.planner.plan import planner
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
@@ -177,7 +177,6 @@ def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
 def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred thousand values, for each of a thousand manifests anew, would take minutes."""
     made = 0
-    key_of = manifests.key_of
 
     def counted(form: Form, kind: str, value: Value) -> Any:
         nonlocal made

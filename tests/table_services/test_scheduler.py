@@ -169,7 +169,7 @@ async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.
         async def sleep(seconds: float) -> None:
             slept.append(seconds)
 
-        monkeypatch.setattr(watch.asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
         began_s = parts.clock.monotonic()
         assert await tables.sweep(lambda entry, metadata: seen.append(entry.name)) == 20
         busy_s = parts.clock.monotonic() - began_s

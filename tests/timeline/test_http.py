@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, RenameEntry
@@ -175,6 +176,6 @@ async def test_streams_beyond_the_bound_get_503_and_when_to_come_again(tmp_path:
 async def test_names_of_all_kinds_stand_in_the_path(server: Running, name: str) -> None:
     instant = await server.record(name, namespace=("db", name))
     namespace = quote(f"db\x1f{name}", safe="")
-    path = aiohttp.client.URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
+    path = URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
     async with server.http.get(path) as answer:
         assert ids(await answer.json()) == [instant.id]

@@ -27,6 +27,7 @@ from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.errors import StorageError
 from seamark.metaserver.objects.locations import plain_location
 from seamark.metaserver.store.model import InstantState
+from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
@@ -63,7 +64,7 @@ def snapshots(table: Table) -> list[int]:
 
 
 def instants(served: Served) -> list[Any]:
-    found = served.run(served.server.parts.store.instants(server.InstantFilter(action=server.ACTION), 100))
+    found = served.run(served.server.parts.store.instants(InstantFilter(action=server.ACTION), 100))
     assert isinstance(found, list)
     return found
 

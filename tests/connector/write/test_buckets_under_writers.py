@@ -21,7 +21,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import bucket_sizes, resize
-from seamark.connector.write.upserts import Report, upsert
+from seamark.connector.write.row_changes import Report
+from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_buckets import bucket

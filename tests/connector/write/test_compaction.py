@@ -25,6 +25,7 @@ from seamark.connector.read.tables import open_table
 from seamark.connector.write import compaction
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
+from seamark.metaserver.iceberg.metadata.compaction import SMALL
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 
@@ -288,7 +289,7 @@ def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == before
         assert set(served.home.rglob("*.parquet")) == disk
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata).small == compaction.SMALL
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata).small == SMALL
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
         order = {"order-id": -1, "fields": [field]}
         post(

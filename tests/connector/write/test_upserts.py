@@ -16,7 +16,8 @@ from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
-from seamark.connector.write.upserts import MODES, Report, delete, upsert
+from seamark.connector.write.row_changes import Report
+from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.read import typed
 from tests.connector.served import Served
 

@@ -20,7 +20,8 @@ from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
-from seamark.connector.write.upserts import Report, delete, upsert
+from seamark.connector.write.row_changes import Report
+from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
 from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
 

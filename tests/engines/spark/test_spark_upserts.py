@@ -23,7 +23,8 @@ from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.latest_rows import column_of
-from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, Report, upsert
+from seamark.connector.write.row_changes import Report
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.schema import Field
 from seamark.spark import write

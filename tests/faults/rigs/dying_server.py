@@ -16,8 +16,10 @@ from typing import Any
 
 from seamark.metaserver import server
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
+from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.settings_sources import load
+from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
 _CHANGES = (SwapPointer, CreateEntry, DropEntry, RenameEntry, RestoreEntry)
@@ -72,7 +74,7 @@ class Objects(Wrapped):
 
 def main(settings: Settings) -> None:
     fuse = Fuse(settings.home)
-    open_store, open_objects, commit = server.open_store, server.open_objects, StockCommits.commit
+    commit = StockCommits.commit
 
     @asynccontextmanager
     async def store(*args: Any, **more: Any) -> Any:
@@ -89,8 +91,8 @@ def main(settings: Settings) -> None:
         fuse.passes("before-reply")
         return result
 
-    server.open_store = store  # type: ignore[assignment]
-    server.open_objects = objects  # type: ignore[assignment]
+    server.open_store = store  # type: ignore[attr-defined]
+    server.open_objects = objects  # type: ignore[attr-defined]
     StockCommits.commit = replies  # type: ignore[method-assign]
     server.run(settings, server.bind(settings, shared=False), lambda: None)
 

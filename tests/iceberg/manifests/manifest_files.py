@@ -20,7 +20,8 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from seamark.metaserver.iceberg.manifests.manifest import MISSING, DecodedManifest, PartitionFieldValues, Spans
+from seamark.metaserver.iceberg.manifests._manifest import MISSING
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 
 SYNC = bytes(range(16))
 

@@ -17,7 +17,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, replaced
 
-MODELS = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
+MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
 
 
 @settings(max_examples=200)

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, MISSING, TEXTS, decode_manifest
+from seamark.metaserver.iceberg.manifests._manifest import MISSING
+from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, TEXTS, decode_manifest
 from tests.iceberg.manifests import manifest_files as files
 
 TIME = {"type": "long", "logicalType": "time-micros"}

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
+from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import splice
 from seamark.connector.trino.statements.lexer import ExecuteStatement, parse_execute
-from seamark.connector.trino.statements.scans import Scan, find_scans, read_from_view
+from seamark.connector.trino.statements.scans import find_scans, read_from_view
 
 TABLES = {
     "orders": {"o_key": "long", "o_day": "date", "o_cust": "long", "status": "string"},

@@ -15,8 +15,9 @@ import duckdb
 import msgspec
 import pytest
 
+from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import splice
-from seamark.connector.trino.statements.scans import Scan, find_scans, read_from_view
+from seamark.connector.trino.statements.scans import find_scans, read_from_view
 from seamark.metaserver.iceberg.expressions.sql import parse_sql
 from seamark.metaserver.iceberg.types import schema as ours
 from tests.connector.trino.statements.statements import Statements, Stored, quoted

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import duckdb
 import pytest
 
+from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.trino.statements.scans import Scan, find_scans, read_from_view, result_types
+from seamark.connector.trino.statements.scans import find_scans, read_from_view, result_types
 from seamark.connector.trino.statements.scopes import COMPUTED
 from seamark.connector.trino.statements.views import BEFORE, plan_view_query
 from tests.connector.trino.statements.statements import Statements, Stored, quoted
