@@ -37,6 +37,7 @@ from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.ownership.claims import claimed
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.expiration.expiration import Expiration
+from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import open_commits
 from seamark.metaserver.commit.publication import open_publisher
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
@@ -129,6 +130,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             stock_commits=StockCommits(catalog, publisher),
             commits=await enter(open_commits(catalog, publisher, planner, metrics)),
             expiration=expiration,
+            orphan_removal=OrphanRemoval(catalog, publisher, planner),
             metrics=metrics,
             authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
             authorizer=Authorizer(),

@@ -404,6 +404,10 @@ class Settings:
         "Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
         "history.expire.*, and delete the files that no other snapshot needs.",
     )
+    services_orphan_files: bool = setting(
+        False,
+        "Remove orphan files, which no snapshot names, of tables without the property seamark.orphan-files.enabled.",
+    )
     services_url: str = setting(
         "",
         "URL by which worker processes reach this server. Empty: the bound address. Required with tls_cert, whose "

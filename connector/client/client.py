@@ -316,6 +316,20 @@ class SeamarkClient:
         )
         return report
 
+    def remove_orphan_files(
+        self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Removes files that no snapshot names and that were last modified before `older_than_ms`; one request of
+        several, while `files-left` of the answer is true. BadRequest if the table's properties forbid the deletion of
+        files, and for a time less than a day ago."""
+        body: dict[str, Any] = {"dry-run": dry_run}
+        if older_than_ms is not None:
+            body["older-than-ms"] = older_than_ms
+        report: dict[str, Any] = self._json(
+            "POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S
+        )
+        return report
+
     # Where rows are
 
     def lookup(

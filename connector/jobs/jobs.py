@@ -11,6 +11,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
 from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.compaction import compact
 
 Table = tuple[str, ...]
@@ -45,8 +46,17 @@ def run_expiration(client: IndexClient, table: Table) -> dict[str, Any]:
     return {name: count for name, count in dataclasses.asdict(expire(client, table)).items() if count}
 
 
+def run_orphan_files(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Removes the orphan files of a table by its policy. RuntimeError if the storage did not delete some."""
+    totals = remove_orphan_files(client, table)
+    if totals.files_failed:
+        raise RuntimeError(f"the storage did not delete {totals.files_failed} files; the log of the server says why")
+    return {"files": totals.files, "size_bytes": totals.size_bytes} if totals.files else {}
+
+
 JOBS: dict[str, Callable[[IndexClient, Table], dict[str, Any]]] = {
     "compaction": run_compaction,
     "expiration": run_expiration,
     "indexing": run_indexing,
+    "orphan-files": run_orphan_files,
 }

@@ -56,8 +56,8 @@ def _rules() -> dict[str, Rule]:
         loadTableHealth listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
-        expireSnapshots renameTable createView replaceView dropView renameView commitTransaction commitChange undrop
-        putFunction dropFunction
+        expireSnapshots removeOrphanFiles renameTable createView replaceView dropView renameView commitTransaction
+        commitChange undrop putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"

@@ -7,7 +7,7 @@ from aiohttp import web
 from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import admin, health, oauth, table_health
 from seamark.metaserver.api.admin.readiness import Readiness
-from seamark.metaserver.api.commits import commits, dropped, expiration, timeline
+from seamark.metaserver.api.commits import commits, dropped, expiration, orphan_files, timeline
 from seamark.metaserver.api.http import idempotency, keys, metrics
 from seamark.metaserver.api.http.middleware import build_middleware
 from seamark.metaserver.api.http.parts import ServerParts
@@ -41,6 +41,7 @@ def build_app(parts: ServerParts) -> web.Application:
     app[keys.STOCK_COMMITS] = parts.stock_commits
     app[keys.COMMITS] = parts.commits
     app[keys.EXPIRATION] = parts.expiration
+    app[keys.ORPHAN_REMOVAL] = parts.orphan_removal
     app[keys.REGISTRY] = parts.registry
     app[keys.INDEXES] = parts.indexes
     app[keys.USAGE] = parts.usage
@@ -63,6 +64,7 @@ def add_routes(app: web.Application) -> None:
         explain,
         commits,
         expiration,
+        orphan_files,
         indexes,
         builds,
         lookups,

@@ -49,15 +49,17 @@ def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], boo
 
 
 async def deletable_files(
-    parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False
+    parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False, shared: bool = True
 ) -> Callable[[str], bool]:
     """Whether a location is one of the table's own files: `owned`, in a location that the database records as claimed
     by the table, because its writers can overwrite its metadata file, and in no location of another UUID.
 
     `without_claims`: a table without any claims, which an earlier version dropped, is judged by its metadata alone.
+    `shared`: whether that includes files in folders that it shares with other tables.
     RetryLater while the storage is unavailable.
     """
-    owns, others = owned(parts, metadata), await foreign_file_check(parts, uuid, own_folders(parts, metadata))
+    owns = owned(parts, metadata)
+    others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), shared=shared)
     claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
     own, is_judged_by_metadata = OwnPlaces(claims), without_claims and not claims
 

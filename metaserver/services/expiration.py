@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seamark.metaserver.catalog.purge import is_collectable
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.policy import MAX_REF_AGE, ExpirationPolicy
 from seamark.metaserver.errors import BadRequest
@@ -29,7 +30,7 @@ class SnapshotExpiration:
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the age of the oldest snapshot; the server finds out what has expired when the job runs."""
-        if not as_bool(metadata.properties, ENABLED, self._default):
+        if not (as_bool(metadata.properties, ENABLED, self._default) and is_collectable(metadata)):
             return None
         try:
             now_ms = self._clock.now_ms()

@@ -14,6 +14,7 @@ from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.orphan_files import OrphanFileRemoval
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.watch import Load, TableWatch
@@ -75,6 +76,7 @@ async def open_scheduler(
             Indexing(),
             Compaction(default=settings.services_compaction),
             SnapshotExpiration(clock, default=settings.services_expiration),
+            OrphanFileRemoval(default=settings.services_orphan_files),
         ],
         launchers,
         watch,

@@ -280,6 +280,7 @@ _BODIES: dict[str, _Body] = {
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
     "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},
+    "removeOrphanFiles": lambda n: {"older-than-ms": n.rng.choice((0, 1, 1 << 40)), "dry-run": n.rng.random() < 0.5},
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},

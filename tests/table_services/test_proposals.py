@@ -13,6 +13,7 @@ from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.orphan_files import OrphanFileRemoval
 from seamark.metaserver.store.model import Entry, EntryKind
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import LateClock
@@ -103,6 +104,7 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
         (with_snapshots(EXPIRES, 1, 2, 20 * DAY_MS), True),
         (with_snapshots(EXPIRES, 1, 16 * DAY_MS, 20 * DAY_MS), False),
         (with_snapshots(EXPIRES, 1), False),
+        (with_snapshots({**EXPIRES, "gc.enabled": "false"}, 1, 2, 20 * DAY_MS), False),
         (with_snapshots({}, 1, 2, 20 * DAY_MS), False),
         (with_snapshots({**EXPIRES, "history.expire.max-snapshot-age-ms": "1000"}, 1, 19 * DAY_MS, 20 * DAY_MS), True),
         (with_snapshots({**EXPIRES, "history.expire.min-snapshots-to-keep": "3"}, 1, 2, 20 * DAY_MS), False),
@@ -114,3 +116,23 @@ def test_an_expiration_is_proposed_where_it_may_find_old_snapshots(table: TableM
     clock = LateClock()
     clock.ahead_ms = 20 * DAY_MS - SystemClock().now_ms()
     assert (SnapshotExpiration(clock, default=False).propose(ENTRY, table) is not None) == proposed
+
+
+@pytest.mark.parametrize(
+    ("properties", "default", "proposed"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"seamark.orphan-files.enabled": "false"}, True, False),
+        ({"seamark.orphan-files.enabled": "true"}, False, True),
+        ({"gc.enabled": "false"}, True, False),
+        ({"seamark.orphan-files.min-age-ms": "1"}, True, False),
+        ({"seamark.orphan-files.min-age-ms": "86400000"}, True, True),
+    ],
+)
+def test_a_removal_of_orphan_files_is_proposed_where_it_is_enabled_and_possible(
+    properties: dict[str, str], default: bool, proposed: bool
+) -> None:
+    job = OrphanFileRemoval(default=default).propose(ENTRY, a_table(properties))
+    assert (job is not None) == proposed
+    assert job is None or job.pause_s == 24 * 3600

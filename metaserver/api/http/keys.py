@@ -20,6 +20,7 @@ from seamark.metaserver.api.http.slots import Bounds
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
+from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import Commits
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
@@ -38,6 +39,7 @@ OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
 STOCK_COMMITS: web.AppKey[StockCommits] = web.AppKey("stock-commits", StockCommits)
 COMMITS: web.AppKey[Commits] = web.AppKey("commits", Commits)
+ORPHAN_REMOVAL: web.AppKey[OrphanRemoval] = web.AppKey("orphan_removal", OrphanRemoval)
 EXPIRATION: web.AppKey[Expiration] = web.AppKey("expiration", Expiration)
 PLANNER: web.AppKey[Planner] = web.AppKey("planner", Planner)
 REGISTRY: web.AppKey[Registry] = web.AppKey("index-registry", Registry)

@@ -15,6 +15,7 @@ from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
+from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import Commits
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
@@ -46,6 +47,7 @@ class ServerParts:
     stock_commits: StockCommits
     commits: Commits
     expiration: Expiration
+    orphan_removal: OrphanRemoval
     metrics: ServerMetrics
     authenticator: Authenticator
     authorizer: Authorizer

@@ -201,10 +201,12 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
         await check_own(parts, uuid, metadata.location)
 
 
-async def foreign_file_check(parts: CatalogContext, uuid: str, folders: Sequence[str]) -> Callable[[str], bool]:
+async def foreign_file_check(
+    parts: CatalogContext, uuid: str, folders: Sequence[str], *, shared: bool = True
+) -> Callable[[str], bool]:
     """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
     `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries,
-    those that `uuid` shares also its own.
+    those that `uuid` shares also its own; without `shared`, all files in them count as foreign.
     RetryLater while some locations are unknown."""
     if parts.unclaimed.unread:
         await fill(parts)
@@ -216,7 +218,7 @@ async def foreign_file_check(parts: CatalogContext, uuid: str, folders: Sequence
     others |= {
         claimed_location.location
         for claimed_location in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
-        if not claimed_location.shared or claimed_location.location not in own.intersection(keys)
+        if not (shared and claimed_location.shared) or claimed_location.location not in own.intersection(keys)
     }
     return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
 

@@ -10,6 +10,7 @@ import click
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.compaction import CompactionReport, compact
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.explain import show_size
@@ -67,9 +68,7 @@ def expire_command(
     Snapshots of branches and tags stay, and those that running plans read. The age of a snapshot counts from the commit
     that replaced it.
     """
-    older_than_ms: int | None = None
-    if older_than is not None:
-        older_than_ms = max(0, SystemClock().now_ms() - 1000 * parse_duration(older_than, "--older-than"))
+    older_than_ms = _time_before(older_than)
     with interruptible():
         try:
             totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
@@ -89,6 +88,39 @@ def expire_command(
         click.echo(f"The storage did not delete {totals.files_failed:,} files; the server logs them and tries again.")
 
 
+@run.command("orphan-files", context_settings=CONTEXT)
+@click.argument("table")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="Remove files that were last modified longer ago than this, such as 36h or 7d; at least a day. "
+    "Default: the table property seamark.orphan-files.min-age-ms, or 3 days.",
+)
+@click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
+@server_options
+def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool) -> None:
+    """Removes files in the folders of TABLE that no snapshot names.
+
+    Failed and killed writers leave such files. Files in hidden folders, and files that are not Iceberg's, stay.
+    """
+    with interruptible():
+        try:
+            totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
+        except SeamarkError as error:
+            raise click.ClickException(f"The orphan files of {table} are not removed: {error}") from None
+    if dry_run:
+        for location in totals.locations:
+            click.echo(location)
+    verb = "would be removed" if dry_run else "were removed"
+    more = "" if totals.is_complete else "; there are more"
+    click.echo(
+        f"{totals.files:,} orphan files ({show_size(totals.size_bytes)}) of {table} {verb}, of {totals.listed:,} files "
+        f"in its folders{more}."
+    )
+    if totals.files_failed:
+        raise click.ClickException(f"the storage did not delete {totals.files_failed:,} files; run it again")
+
+
 @run.command("index", context_settings=CONTEXT)
 @click.argument("table")
 @server_options
@@ -101,6 +133,13 @@ def index_command(client: IndexClient, table: str) -> None:
             raise click.ClickException(str(error)) from None
     text = ", ".join(f"{name} {count}" for name, count in totals.items())
     click.echo(text or f"The indexes of {table} are complete.")
+
+
+def _time_before(duration: str | None) -> int | None:
+    """In milliseconds since the epoch."""
+    if duration is None:
+        return None
+    return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
 
 
 def _text(report: CompactionReport, table: str, *, dry_run: bool) -> str:

@@ -34,7 +34,7 @@ from seamark.metaserver.iceberg.metadata.updates import apply_updates
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
-from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.wire import show
 
 ACTION = "expiration"
@@ -49,7 +49,7 @@ _DELETED_AT_ONCE = 16
 _RESUMED_AFTER_MS = 3_600_000
 """An instant in flight is that old when housekeeping continues it: until then its own server is at work."""
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
-_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
+METADATA_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots", "removed-snapshot-ids"
 _log = structlog.get_logger("seamark.expiration")
 
 
@@ -84,6 +84,12 @@ class _Removal(msgspec.Struct, frozen=True):
     expired: Expired
     left: int
     unused: UnusedFiles
+
+
+async def pending_expirations(store: PointerStore, uuid: str | None = None) -> list[Instant]:
+    """Expirations whose deletion is not complete: those of a table, or the first of all tables."""
+    where = InstantFilter(uuid=uuid, action=ACTION, state=InstantState.INFLIGHT, archived=False)
+    return await store.instants(where, _BATCH)
 
 
 class Expiration:
@@ -133,9 +139,7 @@ class Expiration:
 
     async def resume(self) -> int:
         """Housekeeping: continues deletions that a stopped server has left. Returns their number."""
-        found = await self._parts.store.instants(
-            InstantFilter(action=ACTION, state=InstantState.INFLIGHT, archived=False), _BATCH
-        )
+        found = await pending_expirations(self._parts.store)
         old = [instant for instant in found if self._parts.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS]
         for instant in old:
             try:
@@ -204,7 +208,7 @@ class Expiration:
         parts, entry = self._parts, removal.entry
         requested_ms = parts.clock.now_ms()
         removed = list(removal.expired.snapshot_ids)
-        summary = {_REMOVED: len(removed), _IDS: removed, _BEFORE: entry.metadata_location}
+        summary = {_REMOVED: len(removed), _IDS: removed, METADATA_BEFORE: entry.metadata_location}
         record = parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
         instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
@@ -224,7 +228,7 @@ class Expiration:
         return instant
 
     async def _resume(self, instant: Instant) -> None:
-        before = await self._parts.documents.table(str(instant.summary[_BEFORE]))
+        before = await self._parts.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._current(instant)
         after = await self._parts.documents.table(entry.metadata_location)
         unused = await self._unused(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))

@@ -75,7 +75,7 @@ async def find_unused(
     if not is_repeat and len(removed) > 1 and sum(map(_entries, unused.values())) > ENTRIES_MAX:
         raise TooManyEntries
     found: dict[str, tuple[str, int]] = {}
-    async for files in _content_files(manifests, list(unused.values()), skip_missing=is_repeat):
+    async for files in content_files(manifests, list(unused.values()), skip_missing=is_repeat):
         found.update(files)
         if len(found) > FILES_MAX:
             raise _too_large(f"{FILES_MAX:,} files that only one snapshot needs")
@@ -83,11 +83,11 @@ async def find_unused(
     if sum(map(_entries, compared)) > _COMPARED_MAX:
         spelled = [spelling for path, _ in found.values() for spelling in spellings(path)]
         compared = await manifests.listing(compared, spelled)
-    async for files in _content_files(manifests, compared):
+    async for files in content_files(manifests, compared):
         for key in files:
             found.pop(key, None)
-    kept = {plain_location(path) for path in (*_lists(after.snapshots), *_statistics(after))}
-    others = [path for path in (*_lists(removed), *_statistics(before)) if plain_location(path) not in kept]
+    kept = {plain_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
+    others = [path for path in (*_lists(removed), *statistics_files(before)) if plain_location(path) not in kept]
 
     def choose() -> UnusedFiles:
         content = [(path, size) for path, size in found.values() if allowed(path)]
@@ -111,7 +111,7 @@ def _lists(snapshots: Iterable[Snapshot]) -> set[str]:
     return {snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list}
 
 
-def _statistics(metadata: TableMetadata) -> set[str]:
+def statistics_files(metadata: TableMetadata) -> set[str]:
     return {file.statistics_path for file in metadata.statistics} | {
         file.statistics_path for file in metadata.partition_statistics
     }
@@ -139,10 +139,11 @@ def _too_large(what: str) -> BadRequest:
     return BadRequest(f"The table has more than {what}; expire its snapshots with Spark's expire_snapshots")
 
 
-async def _content_files(
+async def content_files(
     manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
-    """The locations and sizes of the files that the manifests list as live, by plain location, in parts."""
+    """The locations and sizes of the files that the manifests list as live, by plain location, in parts. Corrupt if
+    a manifest cannot be read, unless `skip_missing`."""
     at_once = 1 if skip_missing else _AT_ONCE
     for start in range(0, len(listed), at_once):
         part = listed[start : start + at_once]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -373,3 +374,25 @@ async def test_an_expiration_deletes_nothing_in_a_folder_that_only_overwritten_m
     answer = await lake("wendy", "POST", "/api/v1/tables/mine/forged/expire-snapshots", body)
     assert answer.status in (200, 403), answer.raw
     assert (legacy / "1.parquet").exists()
+
+
+@pytest.mark.parametrize("folder", ["of nobody", "of another table"])
+async def test_a_removal_of_orphan_files_deletes_nothing_in_a_folder_that_only_overwritten_metadata_name(
+    lake: Lake, tmp_path: Path, folder: str
+) -> None:
+    path, metadata = await lake.table_of_another_catalog()
+    other = await lake.folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+    own = Path(metadata["location"].removeprefix("file://"))
+    left, foreign = own / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"
+    for file in (left, foreign):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"rows")
+        os.utime(file, (1, 1))
+    path.write_text(json.dumps({**metadata, "properties": {"write.data.path": f"file://{other}"}}))
+    route = "/api/v1/tables/mine/forged/remove-orphan-files"
+    assert (await lake("rita", "POST", route)).status == 403
+    answer = await lake("wendy", "POST", route)
+    assert answer.status in (200, 403), answer.raw
+    assert SECRET not in answer.raw.decode()
+    assert foreign.exists()
+    assert left.exists() == (answer.status == 403)

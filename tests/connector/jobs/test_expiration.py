@@ -55,8 +55,8 @@ def stored(table: Table) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
 
 
-def read(client: IndexClient, snapshot_id: int) -> Rows:
-    return Counter(tuple(row.values()) for row in scan(client, "db.t", at=At(snapshot_id)).to_arrow().to_pylist())
+def read(client: IndexClient, snapshot_id: int, table: str = "db.t") -> Rows:
+    return Counter(tuple(row.values()) for row in scan(client, table, at=At(snapshot_id)).to_arrow().to_pylist())
 
 
 def snapshots(table: Table) -> list[int]:

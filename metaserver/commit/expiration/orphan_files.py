@@ -1,0 +1,334 @@
+"""Removes orphan files: files in a table's folders that no snapshot names, left by failed or killed writers.
+
+The folders are listed, and compared with what the metadata and all its snapshots name. Names are compared without their
+folders: a file with the name of a needed file stays, so that other spellings of a location, symbolic links and mount
+points cannot make a live file look unused. Writers put a UUID into names, so few orphan files have the name of another.
+
+A file that a writer has not committed yet looks the same as an orphan. So only files of a least age are removed, and
+only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch, what
+other commits have added meanwhile is read, under the lock of the table's commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.pointers import check_uuid
+from seamark.metaserver.catalog.purge import deletable_files, is_collectable, own_folders
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commit.expiration.expiration import METADATA_BEFORE, pending_expirations
+from seamark.metaserver.commit.expiration.unused_files import MANIFESTS_MAX, content_files, statistics_files
+from seamark.metaserver.commit.publication import Publisher
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.errors import BadRequest, SeamarkError
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_long, metadata_folder
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.port import ObjectInfo
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, show
+
+ACTION = "orphan-files"
+AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000
+AGE_LEAST_MS = 24 * 3_600_000
+"""A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
+FILES_MAX = 100_000
+"""Files that one request removes; a repeat removes the next."""
+LOCATIONS_MAX = 1000
+NAMES_MAX = 50_000_000
+_SUFFIXES = (
+    ".parquet",
+    ".orc",
+    ".avro",
+    ".puffin",
+    ".stats",
+    ".metadata.json",
+    ".metadata.json.gz",
+)
+"""Of files that Iceberg's writers write. Other files, such as checkpoints of streams, are somebody else's."""
+_DECODE_ROUNDS = 8
+_LISTED = 1000
+_BATCH = 100
+_AT_ONCE = 2
+_DELETED_AT_ONCE = 16
+_SHARE = 8
+"""Part of `commit_memory_bytes` for the manifests that are read here."""
+_log = structlog.get_logger("seamark.orphans")
+
+
+class OrphanRequest(msgspec.Struct, frozen=True):
+    """None: the table's property, or three days before now."""
+
+    older_than_ms: int | None = None
+    dry_run: bool = False
+
+
+class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
+    """With a dry run: what a removal would do. `files_left`: whether a repeat finds more. `locations`: the first of
+    the files. `files_failed`: files that the storage did not delete; a repeat tries again."""
+
+    files: int = 0
+    size_in_bytes: int = 0
+    files_failed: int = 0
+    files_left: bool = False
+    listed: int = 0
+    locations: tuple[str, ...] = ()
+
+
+def least_age_ms(metadata: TableMetadata) -> int:
+    """By the table's property. BadRequest for an invalid value, or one below `AGE_LEAST_MS`."""
+    age_ms = as_long(metadata.properties, AGE, AGE_DEFAULT_MS)
+    if age_ms < AGE_LEAST_MS:
+        raise BadRequest(f"The property {AGE} is {age_ms}; it must be at least {AGE_LEAST_MS}, one day")
+    return age_ms
+
+
+class OrphanRemoval:
+    """Belongs to one event loop."""
+
+    def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
+        self._parts = catalog.parts
+        self._publisher = publisher
+        self._planner = planner
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        settings = self._parts.settings
+        self._manifests = Manifests(
+            self._parts.objects,
+            budget_bytes=settings.commit_memory_bytes // _SHARE,
+            limit_bytes=settings.plan_manifest_limit_bytes,
+        )
+
+    async def remove(self, caller: Caller, namespace: NamespacePath, name: str, request: OrphanRequest) -> OrphanReport:
+        """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid, and while
+        several names share its files; Corrupt if a manifest cannot be read: then nothing is removed."""
+        async with self._slots:
+            entry, metadata = await self._load(namespace, name)
+            now_ms = self._parts.clock.now_ms()
+            older_than_ms = self._checked_age(metadata, request, now_ms)
+            needed = _NeededNames(self._checked_manifests(metadata, entry.uuid))
+            await needed.add(entry, metadata)
+            found, listed, is_complete = await self._find(entry, metadata, needed, older_than_ms)
+            report = _report(found, listed, is_complete=is_complete)
+            if request.dry_run or not found:
+                return report
+            return await self._remove(caller, entry, needed, found, report, now_ms)
+
+    async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
+        parts = self._parts
+        entry = await parts.require_entry(EntryKind.TABLE, namespace, name)
+        metadata = await parts.documents.table(entry.metadata_location)
+        check_uuid(entry, metadata)
+        why = None
+        if not is_collectable(metadata):
+            why = "its gc.enabled is false, so others may use its files"
+        elif await parts.store.names_of(entry.uuid) != 1:
+            why = "several names, live or dropped, share its UUID and with it its files"
+        if why is not None:
+            raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {why}")
+        return entry, metadata
+
+    def _checked_age(self, metadata: TableMetadata, request: OrphanRequest, now_ms: int) -> int:
+        if request.older_than_ms is None:
+            return now_ms - least_age_ms(metadata)
+        if request.older_than_ms > now_ms - AGE_LEAST_MS:
+            raise BadRequest(
+                f"older-than-ms is {request.older_than_ms}, less than one day before now ({now_ms}): files that a "
+                "writer is about to commit would be removed; choose an earlier time"
+            )
+        return request.older_than_ms
+
+    def _checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
+        check = partial(self._planner.check_paths, metadata, uuid)
+        return self._manifests.checked(lambda paths: check(list(paths)), None)
+
+    async def _find(
+        self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int
+    ) -> tuple[list[ObjectInfo], int, bool]:
+        """Orphan files, the number of files that were listed, and whether these are all orphan files."""
+        await self._add_pending(entry, needed)
+        folders = _outermost(own_folders(self._parts, metadata))
+        allowed = await deletable_files(self._parts, entry.uuid, metadata, shared=False)
+        former = (
+            f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
+            f"{parse_location(metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
+        )
+
+        def is_orphan(folder: str, info: ObjectInfo) -> bool:
+            return (
+                info.modified_ms < older_than_ms
+                and info.location.startswith(f"{folder}/")
+                and info.location.endswith(_SUFFIXES)
+                and not info.location.startswith(former)
+                and not _is_hidden(info.location[len(folder) + 1 :])
+                and info.location not in needed
+                and allowed(info.location)
+            )
+
+        def orphans(folder: str, batch: list[ObjectInfo]) -> list[ObjectInfo]:
+            return [info for info in batch if is_orphan(folder, info)]
+
+        found: list[ObjectInfo] = []
+        listed = 0
+        for folder in folders:
+            async for batch in _batches(self._parts.objects.list(folder)):
+                listed += len(batch)
+                found += await asyncio.to_thread(orphans, folder, batch)
+                if len(found) > FILES_MAX:
+                    return found[:FILES_MAX], listed, False
+        return found, listed, True
+
+    async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
+        """An interrupted expiration reads the metadata from before when it continues."""
+        for instant in await pending_expirations(self._parts.store, entry.uuid):
+            needed.add_names([str(instant.summary[METADATA_BEFORE])])
+
+    async def _remove(
+        self,
+        caller: Caller,
+        entry: Entry,
+        needed: _NeededNames,
+        found: list[ObjectInfo],
+        report: OrphanReport,
+        requested_ms: int,
+    ) -> OrphanReport:
+        deleted: list[ObjectInfo] = []
+        failed = 0
+
+        async def delete(info: ObjectInfo) -> bool:
+            try:
+                await self._parts.objects.delete(info.location)
+            except SeamarkError as error:
+                _log.warning("orphan file not deleted", location=info.location, reason=error.message)
+                return False
+            return True
+
+        for start in range(0, len(found), _BATCH):
+            await self._catch_up(entry, needed)  # so that little is left to read under the lock
+            async with self._publisher.lock(entry.namespace, entry.name):
+                await self._catch_up(entry, needed)
+                batch = [info for info in found[start : start + _BATCH] if info.location not in needed]
+                outcomes = await gathered([partial(delete, info) for info in batch], _DELETED_AT_ONCE)
+            deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
+            failed += outcomes.count(False)
+        done = _report(deleted, report.listed, is_complete=not report.files_left)
+        summary: dict[str, Any] = {
+            "deleted-files": done.files,
+            "failed-files": failed,
+            "size-in-bytes": done.size_in_bytes,
+        }
+        await self._parts.transact(
+            [self._parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
+        )
+        return msgspec.structs.replace(done, files_failed=failed)
+
+    async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
+        """Adds what commits have added meanwhile. NoSuchTable if the table was dropped or renamed; BadRequest if its
+        files may no longer be deleted."""
+        current, metadata = await self._load(entry.namespace, entry.name)
+        if current.uuid != entry.uuid:
+            raise BadRequest(f"{show(entry.namespace, entry.name)} is another table now; nothing more is removed")
+        await needed.add(current, metadata)
+
+
+class _NeededNames:
+    """The names of all files that a table needs, without their folders, as hashes of 8 bytes. A collision keeps a
+    file."""
+
+    def __init__(self, manifests: Manifests) -> None:
+        self._manifests = manifests
+        self._hashes = np.empty(0, dtype=np.int64)
+        """Sorted."""
+        self._added: list[npt.NDArray[np.int64]] = []
+        self._read: set[str] = set()
+        """Manifests and manifest lists."""
+
+    def __contains__(self, location: str) -> bool:
+        if self._added:
+            self._hashes = np.unique(np.concatenate([self._hashes, *self._added]))
+            self._added = []
+        wanted = _name_hash(location)
+        place = int(self._hashes.searchsorted(wanted))
+        return place < len(self._hashes) and int(self._hashes[place]) == wanted
+
+    def add_names(self, locations: Iterable[str]) -> None:
+        self._added.append(np.fromiter(map(_name_hash, locations), dtype=np.int64))
+        if len(self._hashes) + sum(map(len, self._added)) > NAMES_MAX:
+            raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
+
+    async def add(self, entry: Entry, metadata: TableMetadata) -> None:
+        """Reads the manifests that no earlier call read. Corrupt if one cannot be read; BadRequest above the limits."""
+        self.add_names([entry.metadata_location, entry.previous_location or ""])
+        self.add_names(file.metadata_file for file in metadata.metadata_log)
+        self.add_names(statistics_files(metadata))
+        manifests: dict[str, ManifestFile] = {}
+        for snapshot in metadata.snapshots:
+            if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
+                listed = await self._manifests.listed(snapshot)
+                manifests.update((manifest.manifest_path, manifest) for manifest in listed)
+                if len(manifests) > MANIFESTS_MAX:
+                    raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
+        new = [manifest for path, manifest in manifests.items() if path not in self._read]
+        async for paths in content_files(self._manifests, new):
+            await asyncio.to_thread(self.add_names, [path for path, _ in paths.values()])
+        lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
+        read = [*lists, *manifests]
+        self.add_names(read)
+        self._read.update(read)
+
+
+def _name_hash(location: str) -> int:
+    name = location.rpartition("/")[2]
+    for _ in range(_DECODE_ROUNDS):
+        if "%" not in name:
+            break
+        name = unquote(name)
+    return hash(unicodedata.normalize("NFC", name).casefold())
+
+
+def _is_hidden(path: str) -> bool:
+    """As for Hadoop and Spark: other programs' files, and index and plan files. Folders of partitions have a `=`."""
+    return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
+
+
+def _outermost(folders: Iterable[str]) -> list[str]:
+    """As listings spell them, without folders in others."""
+    kept: list[str] = []
+    for folder in sorted({str(parse_location(folder)) for folder in folders}):
+        if not any(folder.startswith(f"{other}/") for other in kept):
+            kept.append(folder)
+    return kept
+
+
+async def _batches(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list[ObjectInfo]]:
+    batch: list[ObjectInfo] = []
+    async for info in infos:
+        batch.append(info)
+        if len(batch) == _LISTED:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _report(files: list[ObjectInfo], listed: int, *, is_complete: bool) -> OrphanReport:
+    return OrphanReport(
+        files=len(files),
+        size_in_bytes=sum(info.size_bytes for info in files),
+        files_left=not is_complete,
+        listed=listed,
+        locations=tuple(info.location for info in files[:LOCATIONS_MAX]),
+    )

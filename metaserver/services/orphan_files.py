@@ -1,0 +1,36 @@
+"""The service that removes orphan files, for tables whose policy enables it."""
+
+from __future__ import annotations
+
+from seamark.metaserver.catalog.purge import is_collectable
+from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.services.service import Job
+from seamark.metaserver.store.model import Entry
+
+ENABLED = "seamark.orphan-files.enabled"
+_PRIORITY = 10
+"""After all that may leave files."""
+_PAUSE_S = 24 * 3600.0
+"""Least time between two removals of a table: each lists all of its files."""
+
+
+class OrphanFileRemoval:
+    """`default`: whether the orphan files of tables without the property are removed."""
+
+    name = "orphan-files"
+
+    def __init__(self, *, default: bool) -> None:
+        self._default = default
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """Once a day after a change; metadata says nothing about files that nothing names."""
+        if not (as_bool(metadata.properties, ENABLED, self._default) and is_collectable(metadata)):
+            return None
+        try:
+            least_age_ms(metadata)
+        except BadRequest:  # the property is invalid; a removal by hand says why
+            return None
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)

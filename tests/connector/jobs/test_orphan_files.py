@@ -1,0 +1,309 @@
+"""The removal of orphan files against what PyIceberg finds in the metadata: it deletes every aged file that no snapshot
+names, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyiceberg.expressions import In
+from pyiceberg.table import Table
+
+from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.jobs import run_indexing, run_orphan_files
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.cli.maintenance.run import run
+from seamark.metaserver.commit.expiration import expiration
+from seamark.metaserver.commit.expiration import orphan_files as server
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.store.port import InstantFilter
+from tests.connector.jobs.test_expiration import history, needed, path_of, read, snapshots, stored
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import create, rows
+
+DAY_S = 24 * 3600
+NAMES = (
+    "data/00000-7-left.parquet",
+    "data/day=1/left.parquet",
+    "data/_x=1/left.orc",
+    "data/deep/er/left.avro",
+    "metadata/left-m0.avro",
+    "metadata/snap-1-left.avro",
+    "metadata/99999-left.metadata.json",
+    "metadata/left.gz.metadata.json",
+    "metadata/left.stats",
+    "data/left.puffin",
+)
+OTHERS = (
+    "data/_temporary/0/part.parquet",
+    "data/.hidden.parquet",
+    "_delta_log/1.parquet",
+    "_seamark/index/unknown.puffin",
+    "checkpoint/offsets/0",
+    "README.md",
+    "metadata/version-hint.text",
+    "data/left.parquet.crc",
+)
+
+
+def put(table: Table, name: str, days: float = 30) -> Path:
+    path = path_of(table.location()) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"left" * 100)
+    age(path, days)
+    return path
+
+
+def age(path: Path, days: float = 30) -> None:
+    seconds = path.stat().st_mtime - days * DAY_S
+    os.utime(path, (seconds, seconds))
+
+
+def age_all(table: Table) -> None:
+    for path in path_of(table.location()).rglob("*"):
+        if path.is_file():
+            age(path)
+
+
+def all_files(table: Table) -> set[Path]:
+    return {path for path in path_of(table.location()).rglob("*") if path.is_file()}
+
+
+def metadata_files(table: Table) -> set[Path]:
+    log = {path_of(entry.metadata_file) for entry in table.metadata.metadata_log}
+    return {path for path in (*log, path_of(table.metadata_location)) if path.exists()}
+
+
+def test_aged_files_that_nothing_names_are_removed_and_no_others(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        kept = all_files(table)
+        orphans, others = {put(table, name) for name in NAMES}, {put(table, name) for name in OTHERS}
+        young = put(table, "data/young.parquet", days=2)
+        age_all(table)
+        os.utime(young)
+        planned = remove_orphan_files(client, "db.t", dry_run=True)
+        assert {path_of(location) for location in planned.locations} == orphans
+        assert (planned.files, planned.size_bytes) == (len(orphans), 400 * len(orphans))
+        assert planned.listed == len(all_files(table))
+        assert all_files(table) == kept | orphans | others | {young}
+        assert remove_orphan_files(client, "db.t") == planned
+        assert all_files(table) == kept | others | {young}
+        assert run_orphan_files(client, ("db", "t")) == {}
+        (instant,) = served.run(served.server.parts.store.instants(InstantFilter(action=server.ACTION), 100))
+        assert instant.summary["deleted-files"] == len(orphans)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_histories_keep_every_file_that_a_snapshot_names(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+) -> None:
+    rng = random.Random(f"{seed} {version}")
+    monkeypatch.setattr(server, "FILES_MAX", rng.choice([3, 1000]))
+    monkeypatch.setattr(server, "_BATCH", rng.choice([2, 100]))
+    monkeypatch.setattr(server, "_LISTED", rng.choice([5, 1000]))
+    removed = 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, version)
+        append(client, "db.t", rows([0]))
+        table = catalog.load_table("db.t")
+        contents: dict[int, Any] = {}
+        put(table, "data/first.parquet")
+        for number in range(30):
+            ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
+            table.refresh()
+            if kind < 0.4:
+                upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+            elif kind < 0.5 and version == 2:
+                table.delete(In("id", ids))
+            elif kind < 0.6:
+                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
+            elif kind < 0.7:
+                compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+            elif kind < 0.8:
+                table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
+            elif kind < 0.9:
+                left = put(table, f"data/{number}.parquet", rng.choice([0, 30]))
+                if rng.random() < 0.3:  # a copy with the name of a live file stays
+                    other = rng.choice(sorted(needed(table)))
+                    left.rename(left.parent / other.name) if other.parent != left.parent else None
+            else:
+                ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
+                table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
+            table.refresh()
+            for snapshot_id in snapshots(table):
+                contents.setdefault(snapshot_id, read(client, snapshot_id))
+            if rng.random() < 0.25 or number == 29:
+                age_all(table)
+                keep = needed(table) | metadata_files(table)
+                names = {path.name for path in keep}
+                expected = {path for path in stored(table) if path.name not in names and "_seamark" not in path.parts}
+                before = stored(table)
+                removed += remove_orphan_files(client, "db.t").files
+                assert before - stored(table) == expected
+                assert keep <= all_files(table)
+                for snapshot_id in snapshots(table):
+                    assert read(client, snapshot_id) == contents[snapshot_id]
+    assert removed > 0
+
+
+def test_an_old_file_that_a_commit_adds_meanwhile_stays(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        late = path_of(table.location()) / "data" / "late.parquet"
+        pq.write_table(rows([77]), late)
+        orphan = put(table, "data/orphan.parquet")
+        age_all(table)
+        find = server.OrphanRemoval._find
+
+        async def slow(self: server.OrphanRemoval, *given: Any) -> Any:
+            found = await find(self, *given)
+            assert {path_of(info.location) for info in found[0]} == {late, orphan}
+            await asyncio.to_thread(table.add_files, [f"file://{late}"])
+            return found
+
+        monkeypatch.setattr(server.OrphanRemoval, "_find", slow)
+        assert remove_orphan_files(client, "db.t").files == 1
+        assert late.exists()
+        assert not orphan.exists()
+
+
+def test_files_of_an_interrupted_expiration_and_of_indexes_stay(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        client.put_index("db.t", "ids", kind="bloom", columns=["id"])
+        assert run_indexing(client, ("db", "t"))
+        with table.transaction() as transaction:
+            transaction.set_properties({"write.metadata.previous-versions-max": "1"})
+        before = path_of(catalog.load_table("db.t").metadata_location)
+
+        async def unwilling(*given: Any) -> None:
+            raise StorageError("not today")
+
+        with monkeypatch.context() as context:
+            context.setattr(type(served.server.parts.objects), "delete", unwilling)
+            assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
+        for number in range(3):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        table.refresh()
+        assert before not in metadata_files(table)
+        indexed = {path for path in all_files(table) if "_seamark" in path.parts}
+        assert indexed
+        age_all(table)
+        remove_orphan_files(client, "db.t")
+        assert before.exists()
+        assert indexed <= all_files(table)
+        monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
+        assert served.run(served.server.parts.expiration.resume()) == 1
+        remove_orphan_files(client, "db.t")
+        assert not before.exists()
+        table.refresh()
+        assert stored(table) - indexed == needed(table)
+
+
+def test_files_in_folders_of_other_tables_and_in_shared_folders_stay(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        shared = path_of(table.location()).parent / "shared"
+        properties = {"write.data.path": f"file://{shared}"}
+        for name in ("one", "two"):
+            catalog.create_table(f"db.{name}", table.schema(), properties=properties)
+            append(client, f"db.{name}", rows([1, 2]))
+        left = put(table, "../shared/left.parquet")
+        own = put(catalog.load_table("db.one"), "data/left.parquet")
+        for path in shared.rglob("*.parquet"):
+            age(path)
+        found = remove_orphan_files(client, "db.one")
+        assert [path_of(location) for location in found.locations] == [own]
+        assert left.exists()
+        assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
+
+
+def test_a_storage_that_deletes_nothing_is_reported_and_a_repeat_continues(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        orphan = put(table, "data/orphan.parquet")
+
+        async def unwilling(*given: Any) -> None:
+            raise StorageError("not today")
+
+        with monkeypatch.context() as context:
+            context.setattr(type(served.server.parts.objects), "delete", unwilling)
+            totals = remove_orphan_files(client, "db.t")
+            assert (totals.files, totals.files_failed) == (0, 1)
+            with pytest.raises(RuntimeError, match="did not delete 1 files"):
+                run_orphan_files(client, ("db", "t"))
+        assert orphan.exists()
+        assert remove_orphan_files(client, "db.t").files == 1
+
+
+def test_an_unreadable_manifest_stops_the_removal(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        orphan = put(table, "data/orphan.parquet")
+        (manifest, *_) = table.metadata.snapshots[0].manifests(table.io)
+        path_of(manifest.manifest_path).unlink()
+        with pytest.raises(Exception, match="missing in storage"):
+            remove_orphan_files(client, "db.t")
+        assert orphan.exists()
+
+
+def test_refusals_say_why(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog, 2)
+        orphan = put(table, "data/orphan.parquet")
+        for properties, message in (
+            ({"seamark.orphan-files.min-age-ms": "soon"}, "min-age-ms .* 'soon'"),
+            ({"seamark.orphan-files.min-age-ms": "1000"}, "is 1000; it must be at least 86400000"),
+            ({"gc.enabled": "false"}, "gc.enabled is false"),
+        ):
+            with table.transaction() as transaction:
+                transaction.set_properties(properties)
+            with pytest.raises(BadRequest, match=message):
+                remove_orphan_files(client, "db.t")
+            with table.transaction() as transaction:
+                transaction.remove_properties(*properties)
+        with pytest.raises(BadRequest, match="less than one day before now"):
+            remove_orphan_files(client, "db.t", older_than_ms=1 << 60)
+        with pytest.raises(NotFound):
+            remove_orphan_files(client, "db.none")
+        catalog.register_table("db.again", catalog.load_table("db.t").metadata_location)
+        with pytest.raises(BadRequest, match="several names"):
+            remove_orphan_files(client, "db.t")
+        assert orphan.exists()
+
+
+def test_the_command(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        orphan = put(history(client, catalog), "data/orphan.parquet")
+
+        def call(*arguments: str) -> str:
+            result = CliRunner().invoke(run, ["orphan-files", "db.t", "--url", served.url, *arguments])
+            assert result.exit_code == 0, result.output
+            return result.output
+
+        assert f"file://{orphan}" in call("--dry-run").splitlines()
+        assert "0 orphan files" in call("--older-than", "60d")
+        assert "1 orphan files (400 B) of db.t were removed" in call("--older-than", "36h")
+        refused = CliRunner().invoke(run, ["orphan-files", "db.t", "--url", served.url, "--older-than", "1h"])
+        assert (refused.exit_code, "less than one day" in refused.output) == (2, True)
