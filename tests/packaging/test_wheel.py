@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -99,3 +100,58 @@ def test_each_extra_works_in_an_environment_of_its_own(
         refused = subprocess.run([seamark, "serve"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert refused.returncode == 2
         assert "pip install 'seamark[server]'" in refused.stderr
+
+
+APPENDS_AND_READS = """
+import subprocess, sys, pathlib, json, time
+import pyarrow as pa
+import seamark
+from seamark.connector.client.indexes import IndexClient
+home = pathlib.Path("home")
+server = subprocess.Popen([pathlib.Path(sys.executable).parent / "seamark", "serve", "--home", home, "--port", "0"])
+try:
+    for _ in range(600):
+        if (home / "server.json").exists():
+            break
+        assert server.poll() is None
+        time.sleep(0.1)
+    url = json.loads((home / "server.json").read_text())["url"]
+    import urllib.request
+    def post(path, body):
+        data = json.dumps(body).encode()
+        urllib.request.urlopen(urllib.request.Request(url + path, data, {"Content-Type": "application/json"})).read()
+    post("/v1/namespaces", {"namespace": ["db"]})
+    field = {"id": 1, "name": "id", "type": "long", "required": False}
+    post("/v1/namespaces/db/tables", {"name": "t", "schema": {"type": "struct", "fields": [field]}})
+    client = IndexClient(url)
+    for number in range(3):
+        seamark.upsert(client, "db.t", pa.table({"id": range(number * 10, number * 10 + 15)}), keys=["id"])
+    assert sorted(seamark.scan(client, "db.t", "id >= 12").to_arrow()["id"].to_pylist()) == list(range(12, 35))
+finally:
+    server.terminate()
+    server.wait(30)
+"""
+
+
+def other_python(version: str) -> str | None:
+    found = shutil.which(f"python{version}")
+    if found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+        return found
+    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    return str(installed[-1]) if installed else None
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_the_wheel_of_another_python_serves_writes_and_plans(version: str, tmp_path: Path) -> None:
+    python = other_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    run(python, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    own = tmp_path / "venv" / "bin" / "python"
+    source = tmp_path / "source"
+    run("git", "clone", "-q", REPO, source, cwd=tmp_path)
+    run(own, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("seamark-*.whl")
+    assert f"cp{version.replace('.', '')}-" in wheel.name
+    run(own, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", f"{wheel}[server]", cwd=tmp_path)
+    run(own, "-c", APPENDS_AND_READS, cwd=tmp_path)
