@@ -21,6 +21,7 @@ import msgspec
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.client.names import Name
+from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
@@ -68,9 +69,9 @@ class CompactionPolicy:
     small: float = SMALL
 
     @staticmethod
-    def of(metadata: TableMetadata) -> CompactionPolicy:
-        """By the table's properties. BadRequest for a value that is no number."""
-        properties = metadata.properties
+    def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
+        """By the table's properties, then by `inherited`. BadRequest for a value that is no number."""
+        properties = {**inherited, **metadata.properties}
         return CompactionPolicy(
             max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
             max(2, as_int(properties, MIN_FILES, MIN_FILES_DEFAULT)),
@@ -113,7 +114,8 @@ def compact(
     opened = open_table(client, table, At(ref=branch))
     if opened.metadata.format_version == 1:
         raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
-    policy = policy or CompactionPolicy.of(opened.metadata)
+    if policy is None:
+        policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
     tasks = list(plan(client, opened))
     report = CompactionReport()
     readable = [task for task in tasks if _is_readable(task)]

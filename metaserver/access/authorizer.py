@@ -53,7 +53,8 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadTableHealth listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable leasePlanSnapshots
+        loadTableHealth loadTablePolicy listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable
+        leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots removeOrphanFiles renameTable createView replaceView dropView renameView commitTransaction

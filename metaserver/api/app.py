@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from seamark.metaserver.api import openapi
-from seamark.metaserver.api.admin import admin, health, oauth, table_health
+from seamark.metaserver.api.admin import admin, health, oauth, table_health, table_policy
 from seamark.metaserver.api.admin.readiness import Readiness
 from seamark.metaserver.api.commits import commits, dropped, expiration, orphan_files, timeline
 from seamark.metaserver.api.http import idempotency, keys, metrics
@@ -65,6 +65,7 @@ def add_routes(app: web.Application) -> None:
         commits,
         expiration,
         orphan_files,
+        table_policy,
         indexes,
         builds,
         lookups,

@@ -38,7 +38,11 @@ _COMMANDS = {
         "seamark.metaserver.cli.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
     ),
     "run": DeferredCommand(
-        "seamark.metaserver.cli.maintenance.run:run", "Runs a maintenance job on a table: compact, expire, index."
+        "seamark.metaserver.cli.maintenance.run:run",
+        "Runs a maintenance job on a table: compact, expire, index, orphan-files.",
+    ),
+    "policy": DeferredCommand(
+        "seamark.metaserver.cli.maintenance.policy:policy", "Shows and changes what table services do with a table."
     ),
     "health": DeferredCommand("seamark.metaserver.cli.maintenance.health:health", "Shows what is wrong with a table."),
     "services": DeferredCommand(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 
+from seamark.metaserver.catalog.policies import Policies, add_policies, load_policies, with_policies
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -32,7 +33,8 @@ Load = Callable[[str], Awaitable[TableMetadata]]
 
 
 class TableWatch:
-    """Calls `look` with the current metadata of tables. `load` reads a metadata file."""
+    """Calls `look` with the current metadata of tables, with the policies of their namespaces. `load` reads a metadata
+    file."""
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
         self._store = store
@@ -53,15 +55,15 @@ class TableWatch:
                 for namespace, name in changed:
                     entry = await self._store.entry(EntryKind.TABLE, namespace, name)
                     if entry is not None:
-                        await self._look_at(entry, look)
+                        await self._look_at(entry, await load_policies(self._store, namespace), look)
 
     async def sweep(self, look: Look) -> int:
         """Looks at all tables once, without keeping the event loop busy for long. Returns their number."""
         seen = 0
-        async for entries in self._pages(()):
+        async for entries, policies in self._pages((), {}):
             began_s = self._clock.monotonic()
             for entry in entries:
-                await self._look_at(entry, look)
+                await self._look_at(entry, policies, look)
             seen += len(entries)
             if seen > _FREE_TABLES:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_SHARE)
@@ -73,26 +75,29 @@ class TableWatch:
         if entry is None:
             return None
         try:
-            return entry, await self._load(entry.metadata_location)
+            metadata = await self._load(entry.metadata_location)
+            return entry, with_policies(metadata, await load_policies(self._store, namespace))
         except SeamarkError as error:
             _log.warning("table not examined", namespace=namespace, table=name, reason=error.message)
             return None
 
-    async def _look_at(self, entry: Entry, look: Look) -> None:
+    async def _look_at(self, entry: Entry, policies: Policies, look: Look) -> None:
         try:
-            look(entry, await self._load(entry.metadata_location))
+            look(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
             _log.warning("table not examined", namespace=entry.namespace, table=entry.name, reason=error.message)
 
-    async def _pages(self, parent: NamespacePath) -> AsyncIterator[list[Entry]]:
-        """The tables of all namespaces below `parent`, in pages."""
+    async def _pages(self, parent: NamespacePath, above: Policies) -> AsyncIterator[tuple[list[Entry], Policies]]:
+        """The tables of all namespaces below `parent`, in pages, with the policies that they inherit. `above`: those
+        of `parent`."""
         after: str | None = None
         while namespaces := await self._store.namespaces(parent, after, _PAGE):
             for namespace in namespaces:
+                policies = add_policies(above, namespace.path, namespace.properties)
                 last: str | None = None
                 while entries := await self._store.entries(EntryKind.TABLE, namespace.path, last, _PAGE):
-                    yield entries
+                    yield entries, policies
                     last = entries[-1].name
-                async for page in self._pages(namespace.path):
+                async for page in self._pages(namespace.path, policies):
                     yield page
             after = namespaces[-1].path[-1]

@@ -327,7 +327,7 @@ _BODILESS = """
     loadFunction fetchPlanningResult cancelPlanning listAudit listDropped purgeDropped dropFunction listGrants
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats listTableTimeline listTimeline
-    listTokens revokeToken loadTableHealth
+    listTokens revokeToken loadTableHealth loadTablePolicy
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations whose path and query are all that there is to draw."""

@@ -126,7 +126,7 @@ try:
     client = IndexClient(url)
     for number in range(3):
         seamark.upsert(client, "db.t", pa.table({"id": range(number * 10, number * 10 + 15)}), keys=["id"])
-    assert sorted(seamark.scan(client, "db.t", "id >= 12").to_arrow()["id"].to_pylist()) == list(range(12, 35))
+    assert sorted(seamark.scan(client, "db.t", where="id >= 12").to_arrow()["id"].to_pylist()) == list(range(12, 35))
 finally:
     server.terminate()
     server.wait(30)

@@ -11,6 +11,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
 from seamark.metaserver.api.indexes.index_state import view_of
+from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.services.health import TableHealth, health_of
 
 
@@ -28,6 +29,8 @@ from seamark.metaserver.services.health import TableHealth, health_of
 async def load_table_health(call: Call) -> TableHealth:
     metadata = (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
     view = await view_of(call, metadata, metadata.current_snapshot_id)
+    policies = await load_policies(call.app[CATALOG].parts.store, call.namespace)
+    metadata = with_policies(metadata, policies)
     return await asyncio.to_thread(partial(health_of, metadata, view, call.app[SETTINGS], call.app[CLOCK].now_ms()))
 
 

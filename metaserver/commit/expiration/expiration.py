@@ -21,6 +21,7 @@ import structlog
 
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
+from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.purge import deletable_files, is_collectable
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expired, find_expired
@@ -163,8 +164,12 @@ class Expiration:
                 "files"
             )
         now_ms = parts.clock.now_ms()
+        policies = await load_policies(parts.store, namespace)
         policy = ExpirationPolicy.of(
-            before, now_ms, older_than_ms=request.older_than_ms, retain_last=request.retain_last
+            with_policies(before, policies),
+            now_ms,
+            older_than_ms=request.older_than_ms,
+            retain_last=request.retain_last,
         )
         in_use = await parts.store.planned_snapshots(entry.uuid, now_ms)
         expired = find_expired(before, policy, now_ms, in_use)

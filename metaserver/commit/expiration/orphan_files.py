@@ -25,6 +25,7 @@ import structlog
 
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
+from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.purge import deletable_files, is_collectable, own_folders
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.expiration.expiration import METADATA_BEFORE, pending_expirations
@@ -118,7 +119,8 @@ class OrphanRemoval:
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
             now_ms = self._parts.clock.now_ms()
-            older_than_ms = self._checked_age(metadata, request, now_ms)
+            policies = await load_policies(self._parts.store, namespace)
+            older_than_ms = self._checked_age(with_policies(metadata, policies), request, now_ms)
             needed = _NeededNames(self._checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             found, listed, is_complete = await self._find(entry, metadata, needed, older_than_ms)

@@ -289,7 +289,7 @@ def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == before
         assert set(served.home.rglob("*.parquet")) == disk
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata).small == SMALL
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
         order = {"order-id": -1, "fields": [field]}
         post(
@@ -297,4 +297,4 @@ def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
             {"action": "add-sort-order", "sort-order": order},
             {"action": "set-default-sort-order", "sort-order-id": -1},
         )
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata).small == compaction.SMALL_SORTED
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == compaction.SMALL_SORTED

@@ -1,0 +1,52 @@
+"""Policies of table services: properties of a table, or of a namespace for all tables below it.
+
+The value nearest to the table counts: its own property, then that of its namespace, then those of the namespaces above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.port import PointerStore
+
+PREFIXES = ("seamark.compaction.", "seamark.expiration.", "seamark.orphan-files.", "history.expire.")
+"""Of the properties that a namespace may have for its tables."""
+
+
+class Inherited(NamedTuple):
+    """A property of a namespace, and the namespace."""
+
+    value: str
+    namespace: NamespacePath
+
+
+Policies = Mapping[str, Inherited]
+
+
+def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
+    """The policies for the tables of a namespace with these properties, below one with the policies `above`."""
+    own = {name: Inherited(value, namespace) for name, value in properties.items() if name.startswith(PREFIXES)}
+    return {**above, **own} if own else above
+
+
+async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
+    """Those that tables of the namespace inherit."""
+    found: Policies = {}
+    for depth in range(1, len(path) + 1):
+        namespace = await store.namespace(path[:depth])
+        if namespace is not None:
+            found = add_policies(found, namespace.path, namespace.properties)
+    return found
+
+
+def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
+    """The metadata as table services see it, with the inherited properties; not to be written."""
+    if not policies:
+        return metadata
+    inherited = {name: policy.value for name, policy in policies.items()}
+    return msgspec.structs.replace(metadata, properties={**inherited, **metadata.properties})

@@ -1,0 +1,75 @@
+"""The policy of a table: what its properties, those of its namespaces, and the settings say to the table services."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from seamark.metaserver.catalog.policies import Policies
+from seamark.metaserver.commit.expiration.orphan_files import AGE, AGE_DEFAULT_MS
+from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT_MS, MAX_REF_AGE, MIN_SNAPSHOTS
+from seamark.metaserver.iceberg.metadata.compaction import ENABLED as COMPACTION_ENABLED
+from seamark.metaserver.iceberg.metadata.compaction import MIN_FILES, MIN_FILES_DEFAULT
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
+from seamark.metaserver.services.orphan_files import ENABLED as ORPHAN_FILES_ENABLED
+from seamark.metaserver.settings import Settings
+
+_DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
+    COMPACTION_ENABLED: lambda settings: settings.services_compaction,
+    MIN_FILES: str(MIN_FILES_DEFAULT),
+    EXPIRATION_ENABLED: lambda settings: settings.services_expiration,
+    MAX_AGE: str(MAX_AGE_DEFAULT_MS),
+    MIN_SNAPSHOTS: "1",
+    MAX_REF_AGE: "",
+    ORPHAN_FILES_ENABLED: lambda settings: settings.services_orphan_files,
+    AGE: str(AGE_DEFAULT_MS),
+}
+"""The default of each property, or the setting that is its default. Empty: no limit."""
+
+
+def check_policy(properties: Mapping[str, str]) -> str | None:
+    """What is wrong with the properties of a policy, if something is: an unknown name, or a value of another type."""
+    for name, value in properties.items():
+        default = _DEFAULTS.get(name)
+        if default is None:
+            return f"{name!r} is unknown; the properties of a policy are {', '.join(_DEFAULTS)}"
+        if isinstance(default, str):
+            if not value.isdecimal() or not 0 < int(value) < 1 << 63:
+                return f"{name} is {value!r}; it must be a whole number above 0"
+        elif value not in ("true", "false"):
+            return f"{name} is {value!r}; it must be true or false"
+    return None
+
+
+class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
+    """`source`: table, namespace, setting or default. `namespace`: the levels of the one that has the property."""
+
+    name: str
+    value: str
+    source: str
+    namespace: tuple[str, ...] | None = None
+
+
+class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
+    """`runs`: whether the server runs table services at all."""
+
+    runs: bool
+    properties: tuple[PolicyProperty, ...]
+
+
+def policy_of(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
+    """The values in effect; invalid values are returned as they are, and the services ignore them."""
+
+    def find(name: str) -> PolicyProperty:
+        if name in metadata.properties:
+            return PolicyProperty(name, metadata.properties[name], "table")
+        if name in inherited:
+            return PolicyProperty(name, inherited[name].value, "namespace", inherited[name].namespace)
+        default = _DEFAULTS[name]
+        if isinstance(default, str):
+            return PolicyProperty(name, default, "default")
+        return PolicyProperty(name, str(default(settings)).lower(), "setting")
+
+    return TablePolicy(settings.services_workers > 0, tuple(map(find, _DEFAULTS)))

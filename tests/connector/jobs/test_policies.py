@@ -1,0 +1,141 @@
+"""Policies of table services: what a table inherits from its namespaces, who follows it, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import effective_properties, load_policy
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import compact
+from seamark.metaserver.catalog.policies import PREFIXES, add_policies
+from seamark.metaserver.cli.maintenance.policy import policy
+from seamark.metaserver.services.policy import check_policy
+from seamark.metaserver.services.watch import TableWatch
+from seamark.metaserver.store.model import Entry
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import SCHEMA, rows
+
+NAMES = [*(f"{prefix}x" for prefix in PREFIXES), "owner", "seamark.index.i", "location"]
+PROPERTIES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2", "3"]))
+
+
+@given(levels=st.lists(PROPERTIES, min_size=1, max_size=4))
+def test_the_nearest_namespace_counts(levels: list[dict[str, str]]) -> None:
+    path = tuple(f"n{number}" for number in range(len(levels)))
+    found: Mapping[str, Any] = {}
+    for number, properties in enumerate(levels):
+        found = add_policies(found, path[: number + 1], properties)
+    for name in NAMES:
+        setting = [number for number, properties in enumerate(levels) if name in properties]
+        if not setting or not name.startswith(PREFIXES):
+            assert name not in found
+        else:
+            assert found[name] == (levels[setting[-1]][name], path[: setting[-1] + 1])
+
+
+@pytest.mark.parametrize(
+    ("properties", "wrong"),
+    [
+        ({"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "3"}, None),
+        ({"seamark.compaction.enabled": "yes"}, "must be true or false"),
+        ({"history.expire.max-snapshot-age-ms": "5d"}, "whole number above 0"),
+        ({"history.expire.max-snapshot-age-ms": "0"}, "whole number above 0"),
+        ({"seamark.compaction.when": "1"}, "is unknown; the properties of a policy are"),
+    ],
+)
+def test_the_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str | None) -> None:
+    found = check_policy(properties)
+    assert found is None if wrong is None else wrong in str(found)
+
+
+@pytest.fixture
+def nested(client: IndexClient, served: Served) -> IndexClient:
+    """A table `a.b.t` of six small files."""
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace(("a",))
+        catalog.create_namespace(("a", "b"))
+        catalog.create_table(("a", "b", "t"), SCHEMA)
+    for number in range(6):
+        append(client, "a.b.t", rows([number]))
+    return client
+
+
+def call(client: IndexClient, *arguments: str) -> Result:
+    return CliRunner().invoke(policy, ["--url", client.url, *arguments])
+
+
+def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
+    listed = load_policy(client, "a.b.t")["properties"]
+    return {entry["name"]: (entry["value"], entry["source"], entry["namespace"]) for entry in listed}
+
+
+def test_the_command_sets_a_namespace_and_a_table(nested: IndexClient) -> None:
+    assert sources(nested)["seamark.compaction.enabled"] == ("false", "setting", None)
+    assert sources(nested)["seamark.compaction.min-files"] == ("5", "default", None)
+    done = call(nested, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
+    assert done.exit_code == 0, done.output
+    assert sources(nested)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
+    call(nested, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
+    assert sources(nested)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
+    shown = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
+    printed, _ = json.JSONDecoder().raw_decode(shown.stdout[shown.stdout.index("{\n") :])  # the server logs there, too
+    assert printed["properties"][0]["source"] == "table"
+    assert effective_properties(nested, "a.b.t") == {"seamark.compaction.enabled": "true"}
+    call(nested, "a.b.t", "--unset", "seamark.compaction.enabled")
+    call(nested, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
+    assert sources(nested)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
+    assert "namespace a" in call(nested, "a.b.t").output
+
+
+def test_the_command_names_what_is_wrong(nested: IndexClient) -> None:
+    for arguments, message in (
+        (("a.b.t", "--set", "owner=me"), "'owner' is no property of a policy"),
+        (("a.b.t", "--set", "seamark.compaction.enabled"), "has no value"),
+        (("a.b.t", "--set", "seamark.compaction.enabled=1"), "must be true or false"),
+        (("a.b", "--namespace"), "add --set or --unset"),
+        (("a.b.t", "--set", "seamark.compaction.enabled=true", "--unset", "seamark.compaction.enabled"), "both"),
+    ):
+        refused = call(nested, *arguments)
+        assert refused.exit_code == 2
+        assert message in refused.output
+    assert "a.b.none" in call(nested, "a.b.none").output
+
+
+def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient, served: Served) -> None:
+    parts = served.server.parts
+    watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.table, parts.clock)
+    seen: dict[str, dict[str, str]] = {}
+
+    def look(entry: Entry, metadata: Any) -> None:
+        seen[entry.name] = metadata.properties
+
+    call(nested, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
+    call(nested, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
+    served.run(watch.sweep(look))
+    assert seen["t"]["seamark.compaction.min-files"] == "7"
+    assert seen["t"]["history.expire.max-snapshot-age-ms"] == "1"
+    found = served.run(watch.find(("a", "b"), "t"))
+    assert found[1].properties == seen["t"]
+    assert compact(nested, "a.b.t", dry_run=True).files_before == 0
+    assert expire(nested, "a.b.t", dry_run=True).snapshots == 5
+    assert nested.health("a.b.t")["expired-snapshots"] == 5
+    call(
+        nested,
+        "a.b.t",
+        "--set",
+        "seamark.compaction.min-files=6",
+        "--set",
+        "history.expire.max-snapshot-age-ms=9999999",
+    )
+    assert compact(nested, "a.b.t", dry_run=True).files_before == 6
+    assert expire(nested, "a.b.t", dry_run=True).snapshots == 0
