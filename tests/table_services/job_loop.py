@@ -1,0 +1,41 @@
+"""Runs one kind of job on a table without a pause, in a process of its own that a test kills."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.write.compaction import CompactionPolicy, compact
+
+TARGET_BYTES = 3000
+
+
+def run(kind: str, url: str, table: str, log: str, readable_ms: int) -> None:
+    """Until killed. `readable_ms`: the age for which snapshots stay. Appends each [kind, counts] to the file `log`."""
+    client, rng = IndexClient(url), random.Random()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    while True:
+        counts: dict[str, int] = {}
+        # What a job loses to a writer, or to another job, is tried again, as the server does.
+        with contextlib.suppress(ClientError, RuntimeError):
+            if kind == "compaction":
+                report = compact(client, table, policy=CompactionPolicy(TARGET_BYTES, 2))
+                counts = {"commits": report.commits, "conflicts": report.conflicts}
+            elif kind == "expiration":
+                older = time.time_ns() // 1_000_000 - readable_ms
+                totals = expire(client, table, older_than_ms=older, retain_last=rng.randint(1, 3))
+                counts = {"snapshots": totals.snapshots, "files": totals.content_files}
+            elif kind == "orphan-files":
+                counts = {"orphans": remove_orphan_files(client, table).files}
+            else:
+                counts = {"builds": run_indexing(client, tuple(table.split("."))).get("builds", 0)}
+        os.write(file, json.dumps([kind, counts]).encode() + b"\n")  # one write, which a kill does not tear
+        time.sleep(rng.uniform(0.05, 0.3))

@@ -1,0 +1,336 @@
+"""A storm: writers of all kinds, readers, changes of schema and partitioning, and all table services at full speed,
+whose processes are killed at random. Every snapshot that a reader opens holds what the writers' own records say.
+
+Each writer has keys of its own, and with each upsert writes its number of the step into a row of its own. So a
+snapshot itself says how far each writer was, and what it must hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType
+
+from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.commit.stock.rebase import PROPERTY as REBASE
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from tests.connector.jobs.test_expiration import needed, stored
+from tests.connector.write.test_compaction import ARROW, SCHEMA
+from tests.seeds import first_seed
+from tests.services.seamark import Seamark
+from tests.table_services import job_loop
+
+RANGE = 1_000_000
+STEP_ROWS = 3
+READABLE_MS = 10_000
+AGED_AFTER_S = 30.0
+"""A file is this old before the test makes it look a month old; no writer needs so long from a file to its commit."""
+KINDS = ("compaction", "expiration", "indexing", "orphan-files")
+
+State = frozenset[tuple[int, str]]
+
+
+@dataclass
+class Writer:
+    """`allowed[k]`: the states between its upserts k and k + 1. For a writer that only appends, k steps have k times
+    `STEP_ROWS` rows."""
+
+    number: int
+    allowed: dict[int, list[State]] = field(default_factory=lambda: defaultdict(list, {-1: [frozenset()]}))
+    acknowledged: int = -1
+
+    @property
+    def first_id(self) -> int:
+        return self.number * RANGE
+
+    def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
+        """The step that the rows of a snapshot show. AssertionError for rows that no step left."""
+        held = dict(rows)
+        assert len(held) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
+        step = int(held.get(self.first_id, -1))
+        assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
+        assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
+        return step
+
+
+class Appender(Writer):
+    def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
+        steps = len(rows) // STEP_ROWS
+        assert sorted(rows) == [row for step in range(steps) for row in self.rows_of(step)], f"writer {self.number}"
+        assert steps - 1 >= least, (
+            f"writer {self.number}: step {least} was acknowledged, the snapshot shows {steps - 1}"
+        )
+        return steps - 1
+
+    def rows_of(self, step: int) -> list[tuple[int, str]]:
+        return [(self.first_id + STEP_ROWS * step + number, str(step)) for number in range(STEP_ROWS)]
+
+
+def table_of(rows: Sequence[tuple[int, str]]) -> pa.Table:
+    ids = [key for key, _ in rows]
+    return pa.table({"id": ids, "part": [key % 3 for key in ids], "text": [text for _, text in rows]}, schema=ARROW)
+
+
+class Storm:
+    def __init__(self, url: str, seed: int, seconds: float) -> None:
+        self.url = url
+        self.rng = random.Random(seed)
+        self.stop = threading.Event()
+        self.ends_s = time.monotonic() + seconds
+        self.writers = [Writer(1), Writer(2), Appender(3), Appender(4)]
+        self.checked = self.gone = 0
+        self.refused: list[str] = []
+        """Why commits of the stock writer failed: only changes of the schema and the partitioning may be a reason."""
+
+    def goes_on(self) -> bool:
+        return not self.stop.is_set() and time.monotonic() < self.ends_s
+
+    def run(self, *works: Callable[[], None]) -> None:
+        """All works until the time is up; the first error ends them all."""
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                work()
+            finally:
+                self.stop.set()
+
+        with ThreadPoolExecutor(len(works)) as pool:
+            for future in [pool.submit(guarded, work) for work in works]:
+                future.result()
+
+    def upsert(self, writer: Writer, seed: int) -> None:
+        rng, client = random.Random(seed), IndexClient(self.url)
+        held: dict[int, str] = {}
+        step = 0
+        while self.goes_on():
+            ids = rng.sample(range(writer.first_id + 1, writer.first_id + 40), rng.randint(1, 8))
+            if rng.random() < 0.3:
+                for key in ids:
+                    held.pop(key, None)
+                writer.allowed[step - 1].append(frozenset(held.items()))
+                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
+                continue
+            changed = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
+            held |= changed
+            writer.allowed[step].append(frozenset(held.items()))
+            strategy = "equality" if rng.random() < 0.15 else None
+            mode = None if strategy else rng.choice(MODES)
+            upsert(client, "db.t", table_of(list(changed.items())), keys=["id"], mode=mode, strategy=strategy)
+            writer.acknowledged = step
+            step += 1
+
+    def append(self, writer: Appender) -> None:
+        client, step = IndexClient(self.url), 0
+        while self.goes_on():
+            append(client, "db.t", table_of(writer.rows_of(step)))
+            writer.acknowledged = step
+            step += 1
+            time.sleep(0.02)
+
+    def append_stock(self, writer: Appender) -> None:
+        step = 0
+        with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
+            while self.goes_on():
+                table = catalog.load_table("db.t")
+                rows = table_of(writer.rows_of(step))
+                for name in table.schema().column_names[3:]:
+                    rows = rows.append_column(name, pa.nulls(len(rows), pa.int64()))
+                try:
+                    table.append(rows)
+                except CommitFailedException as error:
+                    self.refused.append(str(error))
+                    continue
+                except IndexError:  # PyIceberg's own repeat fails so after a change of the partition spec
+                    continue
+                writer.acknowledged = step
+                step += 1
+                time.sleep(0.05)
+
+    def evolve(self, pauses_s: float) -> None:
+        with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
+            for number in range(4):
+                if self.stop.wait(pauses_s):
+                    return
+                table = catalog.load_table("db.t")
+                for _ in range(20):
+                    try:
+                        if number == 1:
+                            table.update_spec().add_field("part", IdentityTransform(), "part_value").commit()
+                        else:
+                            table.update_schema().add_column(f"extra{number}", LongType()).commit()
+                        break
+                    except CommitFailedException:
+                        table.refresh()
+            while self.goes_on():
+                time.sleep(0.1)
+
+    def read(self, seed: int) -> None:
+        rng, client = random.Random(seed), IndexClient(self.url)
+        with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
+            while self.goes_on():
+                if rng.random() < 0.6:
+                    least = [writer.acknowledged for writer in self.writers]
+                    self.check(client, At(), least)
+                    continue
+                snapshots = catalog.load_table("db.t").metadata.snapshots
+                if not snapshots:
+                    continue
+                chosen = rng.choice(snapshots).snapshot_id
+                try:
+                    self.check(client, At(chosen), [-1] * len(self.writers))
+                except (NotFound, BadRequest, Unreadable):
+                    # It has expired, and its files are gone; a snapshot that is still listed must be readable.
+                    listed = catalog.load_table("db.t").metadata.snapshots
+                    assert chosen not in {snapshot.snapshot_id for snapshot in listed}
+                    self.gone += 1
+
+    def check(self, client: IndexClient, at: At, least: Sequence[int]) -> None:
+        found = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
+        assert all(row["part"] == row["id"] % 3 for row in found)
+        rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        for row in found:
+            rows[row["id"] // RANGE].append((row["id"], row["text"]))
+        for writer, acknowledged in zip(self.writers, least, strict=True):
+            writer.check(rows.pop(writer.number, []), acknowledged)
+        assert not rows
+        self.checked += 1
+
+    def age(self, folder: Path) -> None:
+        """Makes files look a month old some time after they were written, for the removal of orphan files."""
+        while self.goes_on():
+            now = time.time()
+            for path in folder.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file() and AGED_AFTER_S < now - path.stat().st_mtime < 86_400:
+                        os.utime(path, (now - 30 * 86_400,) * 2)
+            time.sleep(1)
+
+
+class Jobs:
+    """One process for each kind of job; killed at random, and started again."""
+
+    def __init__(self, storm: Storm, log: Path) -> None:
+        self._storm = storm
+        self._log = log
+        # The server of forks has all modules loaded, so that a new process works at once.
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload([job_loop.__name__])
+        self.killed = 0
+
+    def run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        running: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
+        try:
+            while self._storm.goes_on():
+                time.sleep(rng.uniform(0.1, 1.5))
+                kind = rng.choice(KINDS)
+                assert running[kind].is_alive(), f"the job {kind} has ended with {running[kind].exitcode}"
+                running[kind].kill()
+                running[kind].join()
+                self.killed += 1
+                running[kind] = self._start(kind)
+        finally:
+            for process in running.values():
+                process.kill()
+                process.join()
+
+    def _start(self, kind: str) -> BaseProcess:
+        given = (kind, self._storm.url, "db.t", str(self._log), READABLE_MS)
+        process = self._context.Process(target=job_loop.run, args=given, daemon=True)
+        process.start()
+        return process
+
+    def totals(self) -> dict[str, Counter[str]]:
+        """What the jobs counted, by their kind; runs that were killed are not in it."""
+        found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+        for line in self._log.read_text().splitlines():
+            kind, counts = json.loads(line)
+            found[kind].update({"runs": 1, **counts})
+        return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Seamark]:
+    with Seamark(tmp_path / "home") as server:
+        yield server
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("version", "seconds"),
+    [
+        pytest.param(2, 20, id="short, version 2"),
+        pytest.param(2, 120, id="long, version 2", marks=pytest.mark.slow),
+        pytest.param(3, 120, id="long, version 3", marks=pytest.mark.slow),
+    ],
+)
+def test_services_never_change_rows_or_stop_a_writer(
+    server: Seamark, tmp_path: Path, version: int, seconds: float
+) -> None:
+    seed = first_seed()
+    catalog, client = RestCatalog("s", uri=server.base_url), IndexClient(server.base_url)
+    catalog.create_namespace("db")
+    properties = {"format-version": str(version), "seamark.index.by_text": "bloom(text)", REBASE: "append"}
+    catalog.create_table("db.t", SCHEMA, properties=properties)
+    storm = Storm(server.base_url, seed, seconds)
+    first, second, appender, stock = storm.writers
+    assert isinstance(appender, Appender)
+    assert isinstance(stock, Appender)
+    jobs = Jobs(storm, tmp_path / "jobs.jsonl")
+    storm.run(
+        lambda: storm.upsert(first, seed),
+        lambda: storm.upsert(second, seed + 1),
+        lambda: storm.append(appender),
+        lambda: storm.append_stock(stock),
+        lambda: storm.evolve(seconds / 6),
+        lambda: storm.read(seed + 2),
+        lambda: storm.age(tmp_path / "home" / "warehouse"),
+        lambda: jobs.run(seed + 3),
+    )
+    totals = jobs.totals()
+    steps = [writer.acknowledged for writer in storm.writers]
+    print(f"seed {seed}: steps {steps}, {storm.checked} reads, {storm.gone} expired, {jobs.killed} killed, {totals}")
+    assert [error for error in storm.refused if "schema" not in error and "spec" not in error] == []
+    assert min(steps) > 2
+    assert storm.checked > 5
+    assert jobs.killed > 5
+    assert all(totals[kind]["runs"] for kind in KINDS), totals
+    assert totals["compaction"]["commits"] > 0
+    assert totals["expiration"]["snapshots"] > 0
+
+    # What killed jobs have left, the services remove: nothing is cleaned by hand.
+    storm.check(client, At(), steps)
+    compact(client, "db.t", policy=CompactionPolicy(job_loop.TARGET_BYTES, 2))
+    expire(client, "db.t", older_than_ms=1 << 60)
+    table = catalog.load_table("db.t")
+    for path in (tmp_path / "home" / "warehouse").rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - 30 * 86_400,) * 2)
+    remove_orphan_files(client, "db.t")
+    assert {path for path in stored(table) if "_seamark" not in path.parts} == needed(table)
+    storm.check(client, At(), steps)
