@@ -33,7 +33,7 @@ from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, SMALL
+from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, SMALL, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
@@ -43,9 +43,6 @@ from seamark.metaserver.iceberg.metadata.properties import (
 )
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
-SMALL_SORTED = 0.1
-"""`SMALL` in a table with a sort order, whose writer ends a file when its sorted rows fill a buffer in memory: their
-Parquet file is several times smaller than that."""
 WORTH = 0.75
 """A batch without deletes is committed only if its new files are at most this part of its old ones, because the next
 compaction would rewrite them again."""
@@ -75,7 +72,7 @@ class CompactionPolicy:
         return CompactionPolicy(
             max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
             max(2, as_int(properties, MIN_FILES, MIN_FILES_DEFAULT)),
-            SMALL_SORTED if metadata.default_sort_order_id else SMALL,
+            small_below(metadata),
         )
 
 

@@ -30,7 +30,7 @@ from seamark.connector.write.data_files import (
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
 from seamark.metaserver.wire import INDEX_FILES_MAX
 
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
@@ -136,7 +136,7 @@ class TableWriter:
 
     def __init__(self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS) -> None:
         self._target, self._limits = target, limits
-        self._file_bytes = max(1, as_int(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+        self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
         self._buffers: dict[str, _PartitionBuffer] = {}

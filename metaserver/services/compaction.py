@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamark.metaserver.iceberg.metadata.compaction import ENABLED, MIN_FILES, MIN_FILES_DEFAULT, SMALL
+from seamark.metaserver.iceberg.metadata.compaction import ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.services.service import Job
@@ -37,7 +37,8 @@ class Compaction:
             target_bytes = count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = count_of(totals, "total-files-size", 0)
             min_files = count_of(metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)
-            if files < min_files or size_bytes >= SMALL * target_bytes * files:  # on average no file is small
+            is_large = size_bytes >= small_below(metadata) * target_bytes * files  # on average
+            if files < min_files or is_large:
                 return None
         pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)

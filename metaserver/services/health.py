@@ -9,7 +9,7 @@ import numpy as np
 
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.compaction import DELETED, ENABLED, MIN_FILES, MIN_FILES_DEFAULT, SMALL
+from seamark.metaserver.iceberg.metadata.compaction import DELETED, ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.planner.lookup.lookup import lookup
@@ -68,7 +68,7 @@ class _Sizes(NamedTuple):
 def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_ms: int) -> TableHealth:
     """`view`: that of the current snapshot; empty without one."""
     target_bytes = max(1, count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
-    sizes = _sizes(view, target_bytes)
+    sizes = _sizes(view, target_bytes, small_below(metadata) * target_bytes)
     snapshot = metadata.current_snapshot
     totals = {} if snapshot is None else snapshot.summary_map()
     problems: list[Problem] = []
@@ -96,11 +96,11 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
     return msgspec.structs.replace(health, problems=(*problems, *_problems(health, metadata, settings)))
 
 
-def _sizes(view: TableView, target_bytes: int) -> _Sizes:
+def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
     files = lookup(view)
     records, bytes_of = files.longs("record_count").clip(0), files.longs("file_size_in_bytes").clip(0)
     grouped = group_by_partition(files)
-    small = bytes_of < SMALL * target_bytes
+    small = bytes_of < small_bytes_max
     small_bytes = np.zeros(len(grouped.partitions), dtype=np.int64)
     np.add.at(small_bytes, grouped.numbers[small], bytes_of[small])
     small_files = int(small.sum())
@@ -122,8 +122,8 @@ def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) 
         found.append(
             Problem(
                 "small files",
-                f"{health.small_files:,} of {health.files:,} data files are smaller than three quarters of "
-                f"{health.target_file_size_in_bytes:,} bytes",
+                f"{health.small_files:,} of {health.files:,} data files are smaller than "
+                f"{small_below(metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
                 f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
                 "compaction",
                 compacts,

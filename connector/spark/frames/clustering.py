@@ -47,7 +47,7 @@ from seamark.connector.write.replacements import replacement
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_long
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.wire import INDEX_FILES_MAX
 
@@ -156,7 +156,7 @@ def _read_joined_tables(
 
 def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
     """The number of files of the target size."""
-    most = file_bytes or as_int(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
+    most = file_bytes or as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, most)))
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+
 ENABLED = "seamark.compaction.enabled"
 MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
 """The number of small files of a partition from which on they are merged."""
-SMALL = 0.75
-"""A file below this part of the target size is small."""
+SMALL, SMALL_SORTED = 0.75, 0.1
+"""A file below this part of the target size is small. In a table with a sort order the writer ends a file when its
+sorted rows fill a buffer in memory, and their Parquet file is several times smaller than that."""
 DELETED = 0.1
 """Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
+
+
+def small_below(metadata: TableMetadata) -> float:
+    """The part of the target size below which a file of the table is small."""
+    return SMALL_SORTED if metadata.default_sort_order_id else SMALL

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.transforms import IdentityTransform
 
 from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import IndexClient
@@ -85,3 +86,14 @@ def test_many_manifests_are_a_problem(client: IndexClient, served: Served) -> No
         for number in range(20):
             table.append(rows([number]))
         assert "small manifests" in problems(client)
+
+
+def test_files_of_a_sorted_table_are_judged_as_a_compaction_judges_them(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"write_target-file-size-bytes": "5000"})
+        for number in range(6):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        assert "small files" in problems(client)
+        catalog.load_table("db.t").update_sort_order().asc("id", IdentityTransform()).commit()
+        assert "small files" not in problems(client), "files of about 1,000 bytes are above a tenth"
+        assert compact(client, "db.t", dry_run=True).files_before == 0

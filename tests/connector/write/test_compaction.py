@@ -25,7 +25,7 @@ from seamark.connector.read.tables import open_table
 from seamark.connector.write import compaction
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
-from seamark.metaserver.iceberg.metadata.compaction import SMALL
+from seamark.metaserver.iceberg.metadata.compaction import SMALL, SMALL_SORTED
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 
@@ -297,4 +297,12 @@ def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
             {"action": "add-sort-order", "sort-order": order},
             {"action": "set-default-sort-order", "sort-order-id": -1},
         )
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == compaction.SMALL_SORTED
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_SORTED
+
+
+def test_a_target_size_above_two_gibibytes_is_a_long_for_every_writer(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
+        for number in range(6):
+            upsert(client, "db.t", rows([number]), keys=["id"])
+        assert compact(client, "db.t").files_after == 1
