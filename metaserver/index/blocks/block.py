@@ -27,6 +27,7 @@ from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import result_type
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.index.blocks.derived import BlockMemory, Derived, K
 from seamark.metaserver.index.blocks.packing import (
     ALIGNMENT,
     MISSING,
@@ -93,7 +94,7 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Block:
-    """Immutable. `size_bytes` is its memory, including a mapped file."""
+    """Immutable, but for `derived`, which holds what others compute from it; `keep` adds to it."""
 
     __slots__ = (
         "__weakref__",
@@ -102,9 +103,10 @@ class Block:
         "_directory",
         "_memory",
         "address",
+        "derived",
+        "memory",
         "partition_columns",
         "partition_fields",
-        "size_bytes",
     )
 
     def __init__(self, memory: memoryview | bytes) -> None:
@@ -119,7 +121,8 @@ class Block:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
         self._memory = data
         self._arrays = data[_aligned(8 + size) :]
-        self.size_bytes = len(data)
+        self.memory = BlockMemory(len(data))
+        self.derived = Derived()
         self.address = int(self._arrays.__array_interface__["data"][0])
         """The address of the arrays, for kernels."""
         self._columns = {entry.column_id: entry for entry in self._directory.columns}
@@ -129,6 +132,18 @@ class Block:
 
     def __repr__(self) -> str:
         return f"<Block {self.location}: {self.rows} rows, {self.size_bytes} bytes>"
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory, including a mapped file and what is derived."""
+        return self.memory.size_bytes
+
+    def keep(self, value: K) -> K:
+        """Keeps a derived value of constant size as long as the block lives. The first of its type stays."""
+        kept = self.derived.keep(value)
+        if kept is value:
+            self.memory.add(value.size_bytes)
+        return kept
 
     @property
     def location(self) -> str:

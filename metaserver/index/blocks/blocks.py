@@ -1,8 +1,8 @@
 """Blocks by manifest: read through the cache tiers, decoded once, and shared by all users.
 
-`live_bytes` is the memory of all live blocks of this process. Nothing here references a block: views do
-(`metaserver/planner`), and a block is freed with the last view of a snapshot that lists its manifest. So the count is
-real memory, which the owner of the views can keep within the budget.
+`live_bytes` is the memory of all live blocks of this process, with what is derived from them. Nothing here references a
+block: views do (`metaserver/planner`), and a block is freed with the last view of a snapshot that lists its manifest.
+So the count is real memory, which the owner of the views can keep within the budget.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from seamark.metaserver.errors import Corrupt, ObjectMissing
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
 from seamark.metaserver.index.blocks.block import VERSION, Block
 from seamark.metaserver.index.blocks.decoding import Decoders
+from seamark.metaserver.index.blocks.derived import BlockMemory
 from seamark.metaserver.objects.port import ObjectStore
 
 
@@ -42,17 +43,18 @@ class Blocks:
         self._limit_bytes = limit_bytes
         self._slots = asyncio.Semaphore(under_way)
         self._alive: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
-        self._gained = 0
-        self._freed: deque[int] = deque()
-        """Sizes of freed blocks; a finaliser may run in any thread, and appending is atomic."""
+        self._live_bytes = 0
+        self._changes: deque[int] = deque()
+        """By what derived values grew, and the negative sizes of freed blocks. They come from any thread, and appending
+        is atomic."""
         self.decoded = 0
         """Manifests decoded since the start."""
 
     @property
     def live_bytes(self) -> int:
-        while self._freed:
-            self._gained -= self._freed.popleft()
-        return self._gained
+        while self._changes:
+            self._live_bytes += self._changes.popleft()
+        return self._live_bytes
 
     @property
     def live_blocks(self) -> int:
@@ -102,8 +104,10 @@ class Blocks:
         if known is not None:
             return key, known
         self._alive[key] = block
-        self._gained += block.size_bytes
-        weakref.finalize(block, self._freed.append, block.size_bytes)
+        memory = block.memory
+        memory.on_growth = self._changes.append
+        self._live_bytes += memory.size_bytes
+        weakref.finalize(block, _release, self._changes, memory)
         return key, block
 
     async def _fetch(self, manifest: ManifestFile) -> bytes | memoryview:
@@ -125,6 +129,10 @@ class Blocks:
         except ObjectMissing:
             # Not NotFound: Java's client interprets a 404 as a missing plan or table.
             raise Corrupt(f"The {what} {location} is not in storage") from None
+
+
+def _release(changes: deque[int], memory: BlockMemory) -> None:
+    changes.append(-memory.size_bytes)
 
 
 def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:

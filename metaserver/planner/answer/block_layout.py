@@ -5,11 +5,11 @@ The layout does not depend on the request; it is built once and cached as long a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block, longs_at
@@ -51,18 +51,22 @@ class BlockLayout(NamedTuple):
     partition: tuple[Part | None, ...]
     """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
 
-
-_CACHED: WeakKeyDictionary[Block, BlockLayout] = WeakKeyDictionary()
-"""Cached for live blocks; small compared with a block's column directory."""
+    @property
+    def size_bytes(self) -> int:
+        return _size_of(tuple(self))
 
 
 def layout_of(block: Block) -> BlockLayout:
     """The block's layout. Corrupt, with the manifest's path, if a required column is missing."""
-    layout = _CACHED.get(block)
+    layout = block.derived.get(BlockLayout)
     if layout is None:
         with naming(block):
-            layout = _CACHED[block] = _layout(block)
+            layout = block.keep(_layout(block))
     return layout
+
+
+def _size_of(part: object) -> int:
+    return sys.getsizeof(part) + (sum(map(_size_of, part)) if isinstance(part, tuple) else 0)
 
 
 def _layout(block: Block) -> BlockLayout:

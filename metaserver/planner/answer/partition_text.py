@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from seamark.cache.memory import MemoryCache
 from seamark.metaserver.errors import Corrupt, NotAcceptable
@@ -22,12 +21,12 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, keys
 from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.wire import encode_json as to_json
 
 _PARTITION_BYTES = 4 << 20
 """Memory for cached partition tuples, for each combination of manifest fields and client; `_KINDS_MAX` are cached."""
 _KINDS_MAX = 8
+_TEXTS_BYTES, _FIELD_BYTES = 1000, 300
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
 
@@ -94,17 +93,23 @@ class PartitionTexts:
     """
 
     def __init__(self, metadata: TableMetadata, dialect: ClientDialect) -> None:
-        self._metadata = metadata
+        # Not the metadata, which list all snapshots and would stay in memory with the view.
+        self._schemas, self._specs = metadata.schemas, metadata.partition_specs
+        self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
         self._dialect = dialect
         self._kinds: dict[tuple[object, ...], Fields] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """Without schemas and specs, which other metadata of the table share."""
+        return _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
+
     def matches(self, metadata: TableMetadata) -> bool:
         """Whether the texts are the same for other metadata."""
-        own = self._metadata
         return (
-            own.current_schema_id == metadata.current_schema_id
-            and own.schemas == metadata.schemas
-            and own.partition_specs == metadata.partition_specs
+            self._schema_id == metadata.current_schema_id
+            and self._schemas == metadata.schemas
+            and self._specs == metadata.partition_specs
         )
 
     def texts(self, block: Block, columns: BlockLayout, rows: Longs) -> list[bytes]:
@@ -130,12 +135,12 @@ class PartitionTexts:
         return found
 
     def _read_fields(self, block: Block) -> Fields:
-        spec = self._metadata.spec(block.spec_id)
+        spec = next((spec for spec in self._specs if spec.spec_id == block.spec_id), None)
         if spec is None:
             raise Corrupt(
                 f"The manifest {block.location} has the partition spec {block.spec_id}, which the table's metadata lack"
             )
-        schema = self._metadata.current_schema
+        schema = self._schema
         stored = {field_id: (position, kind) for position, (field_id, kind) in enumerate(block.partition_fields)}
         fields = []
         for field in spec.fields:
@@ -150,14 +155,20 @@ class PartitionTexts:
         return tuple(fields)
 
 
-_TEXTS_OF_VIEWS: WeakKeyDictionary[TableView, dict[ClientDialect, PartitionTexts]] = WeakKeyDictionary()
-"""For answers to a view's plans, which nearly always have the same metadata."""
+class _TextsOfView:
+    """For answers to a view's plans, which nearly always have the same metadata."""
+
+    def __init__(self) -> None:
+        self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(texts.size_bytes for texts in list(self.by_dialect.values()))
 
 
 def partition_texts(scan: Scan, dialect: ClientDialect) -> PartitionTexts:
-    by_dialect = _TEXTS_OF_VIEWS.get(scan.view)
-    if by_dialect is None:
-        by_dialect = _TEXTS_OF_VIEWS[scan.view] = {}
+    derived = scan.view.derived
+    by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
     found = by_dialect.get(dialect)
     if found is None or not found.matches(scan.metadata):
         found = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)

@@ -14,12 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.files.index_file import FilesTable
 from seamark.metaserver.index.kernels import _hash
@@ -81,10 +79,7 @@ class FileIds:
 
 def file_ids_of(view: TableView) -> FileIds:
     """Computed on first use, which may be in a thread, and cached as long as the view lives."""
-    file_ids = _of_views.get(view)
-    if file_ids is None:
-        file_ids = _of_views[view] = FileIds(view)
-    return file_ids
+    return view.derived.get(FileIds) or view.derived.keep(FileIds(view))
 
 
 class CoveredFiles(NamedTuple):
@@ -154,7 +149,7 @@ async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFil
     """The coverage of each definition's index files, by definition id. The latest one is cached as long as the view
     lives.
     """
-    cached = _covered.setdefault(view, {})
+    cached = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
     stale = [key for key in index_files if key not in cached or cached[key][0] != locations[key]]
     found = {key: cached[key][1] for key in index_files if key not in stale}
@@ -170,17 +165,26 @@ async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFil
     return found
 
 
-def coverages_bytes(view: TableView) -> int:
-    """Memory of the coverages that are cached for a view."""
-    cached = _covered.get(view)
-    if not cached:
-        return 0
-    return file_ids_of(view).size_bytes + sum(coverage.size_bytes for _, coverage in cached.values())
+class _Coverages:
+    """By definition id: the locations of index files, and their coverage."""
+
+    def __init__(self) -> None:
+        self.by_definition: dict[str, tuple[tuple[str, ...], Coverage]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(coverage.size_bytes for _, coverage in list(self.by_definition.values()))
 
 
-_of_views: WeakKeyDictionary[TableView, FileIds] = WeakKeyDictionary()
-_covered: WeakKeyDictionary[TableView, dict[str, tuple[tuple[str, ...], Coverage]]] = WeakKeyDictionary()
-_of_blocks: WeakKeyDictionary[Block, tuple[Words, Mask]] = WeakKeyDictionary()
+class _BlockIds(NamedTuple):
+    """The identities of a block's rows: uint64[rows, 2], and bool[rows], whether a row has one."""
+
+    ids: Words
+    known: Mask
+
+    @property
+    def size_bytes(self) -> int:
+        return self.ids.nbytes + self.known.nbytes
 
 
 def _find(ordered: Words, ids: Words) -> Longs:
@@ -200,16 +204,13 @@ def _find(ordered: Words, ids: Words) -> Longs:
     return found
 
 
-def _ids_of(view: TableView, number: int) -> tuple[Words, Mask]:
-    """(uint64[rows, 2], whether a row has an identity) of one block of the view."""
+def _ids_of(view: TableView, number: int) -> _BlockIds:
     block = view.blocks[number]
-    cached = _of_blocks.get(block)
-    if cached is None:
-        cached = _of_blocks[block] = _identify(TableView((view.manifests[number],), (block,)))
-    return cached
+    found = block.derived.get(_BlockIds)
+    return block.keep(_identify(TableView((view.manifests[number],), (block,)))) if found is None else found
 
 
-def _identify(view: TableView) -> tuple[Words, Mask]:
+def _identify(view: TableView) -> _BlockIds:
     """Builds the hash input of all files in one buffer: each path, followed by its size and record count."""
     files = lookup(view, EVERYTHING)
     paths = files.texts("file_path")
@@ -222,4 +223,4 @@ def _identify(view: TableView) -> tuple[Words, Mask]:
     is_path[count_bytes] = False
     heap[is_path] = paths.data
     heap[count_bytes] = np.ascontiguousarray(counts, dtype="<i8").view(np.uint8).reshape(-1, _COUNTS_BYTES)
-    return np.stack([_hash.hash_spans(heap, starts, seed) for seed in (0, 1)], axis=1), known
+    return _BlockIds(np.stack([_hash.hash_spans(heap, starts, seed) for seed in (0, 1)], axis=1), known)

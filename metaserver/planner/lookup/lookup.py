@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -336,6 +335,10 @@ class _Layouts:
         self.whole[:, 3] = -1
         self._sides: dict[tuple[str, int], tuple[Side, ...]] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        return self.whole.nbytes + sum(side.size_bytes for sides in list(self._sides.values()) for side in sides)
+
     def longs(self, view: TableView, name: str) -> tuple[Side, ...]:
         cached = self._sides.get(key := (name, _NUMBER))
         return self._read(view, key, lambda block: _packed(block.long_column(name))) if cached is None else cached
@@ -373,14 +376,10 @@ class _Layouts:
 
 _NUMBER, _TEXT = -1, -2
 """Keys in place of a column id, for fields of manifest entries."""
-_cached_layouts: WeakKeyDictionary[TableView, _Layouts] = WeakKeyDictionary()
 
 
 def _layouts_of(view: TableView) -> _Layouts:
-    layouts = _cached_layouts.get(view)
-    if layouts is None:
-        layouts = _cached_layouts[view] = _Layouts(view)
-    return layouts
+    return view.derived.get(_Layouts) or view.derived.keep(_Layouts(view))
 
 
 def _packed(column: PackedColumn | None) -> Packed | None:

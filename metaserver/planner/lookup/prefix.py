@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -136,6 +135,8 @@ class _BlockValues:
             if of_side:
                 self._mixed.append((side.form, side.low[of_side], side.high[of_side]))
         self._forms = [side.form for side in column.sides]
+        longs = sum(numbers.nbytes for numbers in self._by_key.values())
+        self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
     def blocks_with(self, predicate: Bound) -> Longs | None:
         """int64[n], ascending; None if some block may contain the value among others."""
@@ -157,20 +158,29 @@ class _BlockValues:
         return blocks
 
 
+_KEY_BYTES = 250
+"""A key, its array without the values, and their place in a dict."""
 _NO_BLOCKS: Longs = np.empty(0, dtype=np.int64)
 _Key = int | float | bytes | None
-_known_values: WeakKeyDictionary[TableView, dict[tuple[int, int, str], _BlockValues]] = WeakKeyDictionary()
-"""By spec, partition field and type: at most as many as the table's specs have fields."""
+
+
+class _KnownValues:
+    """By spec, partition field and type: at most as many as the table's specs have fields."""
+
+    def __init__(self) -> None:
+        self.by_field: dict[tuple[int, int, str], _BlockValues] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(values.size_bytes for values in list(self.by_field.values()))
 
 
 def _values_of(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
-    of_view = _known_values.get(view)
-    if of_view is None:
-        of_view = _known_values[view] = {}
+    known = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
     key = (spec_id, predicate.column_id, predicate.kind)
-    values = of_view.get(key)
+    values = known.by_field.get(key)
     if values is None:
-        values = of_view[key] = _BlockValues(view, *key)
+        values = known.by_field[key] = _BlockValues(view, *key)
     return values
 
 

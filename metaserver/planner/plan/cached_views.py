@@ -7,7 +7,6 @@ from collections import OrderedDict
 from seamark.cache.memory import MemoryCache
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.indexes.coverage import coverages_bytes
 from seamark.metaserver.planner.plan.manifest_lists import MANIFEST_BYTES
 from seamark.metaserver.planner.plan.stages import PruningInput
 from seamark.metaserver.planner.scan.scan import Scan
@@ -54,7 +53,7 @@ class CachedView:
 
 class CachedViews:
     """A view references its blocks. When the memory of live blocks, views and plans exceeds the budget, the least
-    recently used view is evicted."""
+    recently used view is evicted. What answers and lookups derive counts from the next plan on."""
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         self._blocks = blocks
@@ -83,7 +82,7 @@ class CachedViews:
     def charge(self, cached: CachedView) -> None:
         """Adds the growth of the view to the total; an evicted view is no longer part of it."""
         if cached.charged_bytes != _EVICTED:
-            added = cached.added_bytes + coverages_bytes(cached.view)
+            added = cached.added_bytes
             self.added_bytes += added - cached.charged_bytes
             cached.charged_bytes = added
 

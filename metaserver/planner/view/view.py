@@ -20,6 +20,7 @@ import numpy.typing as npt
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.types.values import decimal_scale
 from seamark.metaserver.index.blocks.block import Block, ColumnEntry
+from seamark.metaserver.index.blocks.derived import Derived
 from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, Packed
 
 Flags = npt.NDArray[np.uint8]
@@ -164,6 +165,8 @@ class TableView:
         ]
         """Blocks with files whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
+        self.derived = Derived()
+        """What other modules compute from the view."""
 
     @property
     def rows(self) -> int:
@@ -176,7 +179,7 @@ class TableView:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the view, without its blocks."""
+        """Memory of the view with what is derived from it, without its blocks."""
         columns, size = self._size_cache
         computed = len(self._stats) + len(self._partition)
         if computed != columns:
@@ -184,7 +187,7 @@ class TableView:
             size = sum(column.size_bytes for column in list(self._stats.values()))
             size += sum(column.size_bytes for column in list(self._partition.values()))
             self._size_cache = computed, size
-        return self.extents.nbytes + 400 * len(self.blocks) + size
+        return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def locate(self, row: int) -> tuple[Block, int]:
         """(block, row in the block) of a row id."""

@@ -25,7 +25,7 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.index.kinds.queries import COMBINATIONS_MAX, KEYS_MAX
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds, coverages_bytes
+from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -494,9 +494,9 @@ async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(r
     assert (numbers_of(plain), numbers_of(first), numbers_of(second)) == ([1], [1], [1])
     assert planning.planner.stats().added_bytes - after < after - before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.entry()
-    kept = coverages_bytes(first.view)
+    kept = first.view.derived.size_bytes
     looked_up = await covers.bitmaps(first.view, definition, entry)
-    assert coverages_bytes(first.view) == kept, "lookups share what plans found"
+    assert first.view.derived.size_bytes == kept, "lookups share what plans found"
     assert (await covers.bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
     await table.index("b", [0])
     assert (await covers.bitmaps(first.view, definition, await table.entry())).coverage is not looked_up.coverage
