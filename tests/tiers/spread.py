@@ -17,7 +17,12 @@ from xdist.scheduler import LoadFileScheduling
 from tests.tiers.durations import read_durations
 
 UNITS = {
-    "Spark": ("tests/engines/", "tests/docs/test_docs.py", "tests/deploy/test_services.py"),
+    "Spark": (
+        "tests/engines/",
+        "tests/docs/test_docs.py",
+        "tests/deploy/test_services.py",
+        "tests/faults/test_lost_replies.py::test_spark_",
+    ),
     "Trino": ("tests/deploy/test_trino",),
 }
 NEW_S, LONG_S = 1.0, 60.0
