@@ -20,6 +20,7 @@ from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
         ("connector/test_client.py", set(), set(), "server"),
         ("store/test_postgres.py", {"postgres_url"}, set(), "server"),
         ("planner/test_lake.py", {"java_catalog", "s3"}, set(), "engines"),
+        ("planner/test_oracle.py", {"java"}, set(), "engines"),
         ("docs/test_docs.py", set(), {"spark"}, "engines"),
         ("rck/test_compliance.py", set(), set(), "engines"),
         ("iceberg/test_puffin.py", set(), set(), "engines"),
