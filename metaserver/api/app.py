@@ -57,7 +57,7 @@ def build_app(parts: ServerParts) -> web.Application:
 
 
 def add_routes(app: web.Application) -> None:
-    """Registers all routes, the OpenAPI document last. Needs no parts except the settings."""
+    """Registers all routes. Needs no parts except the settings."""
     own = (
         timeline,
         metadata,

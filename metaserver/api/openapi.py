@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -24,7 +25,8 @@ from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
 from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
 
-DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("openapi", dict)
+DOCUMENT: web.AppKey[Callable[[], dict[str, Any]]] = web.AppKey("openapi")
+"""Builds the document at the first call: it takes longer than the rest of the application."""
 
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -55,7 +57,7 @@ _ERROR_CONTENT = {"application/json": {"schema": {"$ref": "#/components/schemas/
     public=True,
 ).takes_request
 async def openapi(request: web.Request) -> web.Response:
-    return json_answer(request.app[DOCUMENT])
+    return json_answer(request.app[DOCUMENT]())
 
 
 def build_document(app: web.Application) -> dict[str, Any]:
@@ -156,6 +158,6 @@ def _response(answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], 
 
 
 def add_routes(app: web.Application) -> None:
-    """Registered last: the document contains the routes registered before."""
     add_endpoints(app, openapi)
-    app[DOCUMENT] = build_document(app)
+    document: Callable[[], dict[str, Any]] = cache(partial(build_document, app))
+    app[DOCUMENT] = document

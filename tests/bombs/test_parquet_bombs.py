@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,13 @@ def nulls(folder: Path) -> Path:
 
 
 BOMBS = {"dictionary": dictionary, "fixed": fixed, "delta": delta, "page": page, "nulls": nulls}
+Bomb = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
+    """The file of a name, written once: that takes longer than to refuse it."""
+    return cache(lambda name: BOMBS[name](tmp_path_factory.mktemp("bombs")))
 
 
 def rows_of(path: str) -> int:
@@ -143,22 +151,22 @@ def test_a_long_value_that_every_row_repeats_is_one_value_in_memory(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
-def test_a_column_that_decodes_to_more_than_the_limit_is_no_dimension(tmp_path: Path, name: str) -> None:
-    size, told = peak_of(as_dimension, BOMBS[name](tmp_path), KINDS.get(name, "string"))
+def test_a_column_that_decodes_to_more_than_the_limit_is_no_dimension(bomb: Bomb, name: str) -> None:
+    size, told = peak_of(as_dimension, bomb(name), KINDS.get(name, "string"))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page"])
-def test_rows_of_a_data_file_that_decode_to_more_than_the_limit_are_not_read(tmp_path: Path, name: str) -> None:
-    size, told = peak_of(as_rows, BOMBS[name](tmp_path))
+def test_rows_of_a_data_file_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: str) -> None:
+    size, told = peak_of(as_rows, bomb(name))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
-def test_an_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(tmp_path: Path, name: str) -> None:
-    size, told = peak_of(as_equality_delete, BOMBS[name](tmp_path), KINDS.get(name, "string"))
+def test_an_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
+    size, told = peak_of(as_equality_delete, bomb(name), KINDS.get(name, "string"))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
@@ -363,7 +371,7 @@ def as_indexed(path: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
-def test_a_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(tmp_path: Path, name: str) -> None:
-    size, told = peak_of(as_indexed, BOMBS[name](tmp_path))
+def test_a_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
+    size, told = peak_of(as_indexed, bomb(name))
     assert told == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT

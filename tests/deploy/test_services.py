@@ -28,6 +28,17 @@ def test_each_postgres_database_starts_empty(postgres: Postgres) -> None:
         postgres.drop_database(url)
 
 
+def test_a_postgres_database_that_was_emptied_is_as_a_new_one(postgres: Postgres) -> None:
+    schema = "SELECT nspowner::regrole, nspacl FROM pg_namespace WHERE nspname = 'public'"
+    name, url = "emptied", postgres.create_database("emptied")
+    new = postgres.sql(schema, name)
+    postgres.sql("CREATE TABLE t (a int); REVOKE ALL ON SCHEMA public FROM PUBLIC", name)
+    postgres.empty_database(url)
+    assert postgres.sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", name) == "0"
+    assert postgres.sql(schema, name) == new
+    postgres.drop_database(url)
+
+
 def test_s3_keeps_the_first_of_two_conditional_puts(s3: S3, s3_bucket: str) -> None:
     client = s3.client()
     try:

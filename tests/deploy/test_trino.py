@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.types import IntegerType
 from pyspark.sql import SparkSession
 from trino.exceptions import TrinoQueryError
 
@@ -91,6 +92,25 @@ def test_a_view_made_in_trino_is_listed_and_read(lake: Lake) -> None:
     assert lake.rows("SELECT total FROM views.v") == [[6]]
 
 
+def test_trino_and_pyiceberg_change_one_table_in_turn(lake: Lake) -> None:
+    catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
+    catalog.create_namespace("turns")
+    rows = pa.table({"id": list(range(100)), "word": [str(one) for one in range(100)]})
+    table = catalog.create_table("turns.t", schema=rows.schema)
+    table.append(rows)
+    assert lake.rows("SELECT count(*), sum(id) FROM turns.t") == [[100, 4950]]
+    lake.rows("DELETE FROM turns.t WHERE id >= 50")
+    table.refresh()
+    assert table.scan().to_arrow()["id"].to_pylist() == list(range(50))
+    with table.update_schema() as change:
+        change.add_column("extra", IntegerType())
+    lake.rows("INSERT INTO turns.t VALUES (1000, 'x', 7)")
+    table.refresh()
+    assert table.scan("id = 1000").to_arrow()["extra"].to_pylist() == [7]
+    catalog.close()
+
+
+@pytest.mark.slow  # starts another JVM
 @pytest.mark.spark
 def test_trino_and_spark_change_one_table_in_turn(lake: Lake, spark: SparkSession) -> None:
     name = new_catalog(spark, lake.seamark.base_url, extra=lake.client)
@@ -114,7 +134,16 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     return name
 
 
-@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    ("lake", "version"),
+    [
+        (CATALOG, 3),
+        pytest.param(CATALOG, 2, marks=pytest.mark.slow),
+        pytest.param(REMOTE, 2, marks=pytest.mark.slow),
+        pytest.param(REMOTE, 3, marks=pytest.mark.slow),
+    ],
+    indirect=["lake"],
+)
 def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int) -> None:
     """Also where rows are deleted, and of a snapshot that is not the current one any more."""
     rows, schema = lake.by_name.rows, f"plans{version}"

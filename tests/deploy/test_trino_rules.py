@@ -9,9 +9,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +19,13 @@ from pyiceberg.catalog import load_catalog
 
 from tests.deploy.shop import eventually, post, rows_of
 from tests.services.seamark import Seamark
-from tests.services.trino import NEEDS_TRINO, PLANS, Trino, trino_server
+from tests.services.trino import NEEDS_TRINO, PLANS, Trino
+from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
 pytestmark = NEEDS_TRINO
 FILES, ROWS = 10, 12
 COUNTRIES = ("FR", "DE", "IT")
-EVERYTHING = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 VIEWS = (
     ("lent", "DEFINER", "SELECT id, customer, country, card FROM orders WHERE id >= 0"),
     ("own", "INVOKER", "SELECT id, customer, country, card FROM orders"),
@@ -36,35 +34,6 @@ VIEWS = (
     ("free", "DEFINER", "SELECT id, customer, country FROM orders"),
     ("outer_lent", "DEFINER", "SELECT id, country FROM lent WHERE country <> 'XX'"),
 )
-
-
-def rule(user: str, table: str, **more: Any) -> dict[str, Any]:
-    return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **more}
-
-
-def masked(*columns: str) -> list[dict[str, Any]]:
-    return [{"name": one, "mask": "'XXXX'"} for one in columns]
-
-
-RULES: dict[str, Any] = {
-    "catalogs": [{"allow": "all"}],
-    "schemas": [{"user": "anna", "owner": True}],
-    "tables": [
-        {"user": "anna", "privileges": EVERYTHING},
-        rule("rita", "orders", filter="country = 'FR'", columns=masked("card")),
-        rule("rita", "customers", filter="number < 7"),
-        rule("rita", "own", columns=masked("card")),
-        rule("dan", "orders", columns=[{"name": "card", "allow": False}]),
-        rule("dan", "customers", privileges=[]),
-        rule("dan", "grouped", columns=[{"name": "n", "allow": False}]),
-        rule("sue", "orders|customers", privileges=[]),
-        rule("sue", "lent", filter="country = 'DE'"),
-        rule("sue", "grouped", columns=masked("card")),
-        rule("sue", "rich", privileges=[]),
-        {"schema": "ruled", "privileges": ["SELECT"]},  # the catch-all: plans' names, too
-        {"schema": "information_schema", "privileges": ["SELECT"]},
-    ],
-}
 
 
 @dataclass
@@ -95,33 +64,18 @@ def fill(seamark: Seamark) -> None:
     catalog.close()
 
 
-@contextmanager
-def open_ruled(folder: Path) -> Iterator[Ruled]:
-    (folder / "rules.json").write_text(json.dumps(RULES))
-    control = folder / "access.properties"
-    control.write_text(f"access-control.name=file\nsecurity.config-file={folder}/rules.json\n")
-    with Seamark(folder / "seamark") as seamark:
-        fill(seamark)
-        properties = {"access-control.config-files": str(control)}
-        with (
-            trino_server(folder / "trino", uri=seamark.base_url, properties=properties) as coordinator,
-            trino_proxy(
-                folder / "proxy",
-                *("--trino", coordinator.base_url, "--budget-ms", "5000", "--hold", "20", "--plan-header"),
-                seamark=seamark.base_url,
-            ) as proxy,
-        ):
-            for name, security, text in VIEWS:
-                rows_of(
-                    coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled"
-                )
-            yield Ruled(seamark, coordinator, proxy)
-
-
 @pytest.fixture(scope="module")
-def ruled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
-    with open_ruled(tmp_path_factory.mktemp("ruled")) as opened:
-        yield opened
+def ruled(trino_lake: TrinoLake, ruled_trino: Trino, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
+    seamark, coordinator = trino_lake.seamark, ruled_trino
+    fill(seamark)
+    with trino_proxy(
+        tmp_path_factory.mktemp("ruled"),
+        *("--trino", coordinator.base_url, "--budget-ms", "5000", "--hold", "20", "--plan-header"),
+        seamark=seamark.base_url,
+    ) as proxy:
+        for name, security, text in VIEWS:
+            rows_of(coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled")
+        yield Ruled(seamark, coordinator, proxy)
 
 
 def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
@@ -400,7 +354,7 @@ class Statements:
 @pytest.mark.parametrize(
     ("seed", "queries"),
     [
-        (45, 30),
+        (45, 21),
         pytest.param(45, 45, marks=pytest.mark.slow),
         pytest.param(500, 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],

@@ -43,11 +43,14 @@ BY_VENDED_KEYS = {"test_create_insert_and_ctas", "test_create_append_scan_delete
 ONLY_LOCAL = {
     "test_schema_evolution",
     "test_partition_evolution",
+    "test_branches_tags_and_time_travel",
     "test_views",
     "test_a_metadata_table_named_too_short_is_not_found_rather_than_an_error",
     "test_scan_reports_of_engines_are_kept",
     "test_evolution_of_schema_and_partitions",
     "test_time_travel_branches_and_tags",
+    "test_a_commit_on_an_old_base_is_retried_by_the_client_and_fails_without_retries",
+    "test_upsert",
     "test_nested_namespaces_listings_rename_and_drop",
 }
 SIGNED_MERGE = {"version": 3, "mode": "merge-on-read"}

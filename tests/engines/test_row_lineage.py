@@ -37,7 +37,11 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize(
-    ("mode", "partitioned"), [("copy-on-write", ""), ("merge-on-read", "PARTITIONED BY (bucket(2, id))")]
+    ("mode", "partitioned"),
+    [
+        pytest.param("copy-on-write", "", marks=pytest.mark.slow),
+        ("merge-on-read", "PARTITIONED BY (bucket(2, id))"),
+    ],
 )
 def test_spark_reads_the_lineage_that_we_keep_and_we_what_it_keeps(lake: Lake, mode: str, partitioned: str) -> None:
     """`mode` is Spark's. Its updates and ours keep ids, ours by copy-on-write, and neither touches other rows."""

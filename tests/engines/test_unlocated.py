@@ -30,14 +30,19 @@ def given(ids: list[int], value: int) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("version", "partitioned"),
-    [pytest.param(2, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow), (3, "")],
+    ("version", "partitioned", "steps"),
+    [
+        (3, "", 2),
+        pytest.param(3, "", 4, marks=pytest.mark.slow),
+        pytest.param(2, "PARTITIONED BY (bucket(4, id))", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_spark_reads_what_was_replaced_and_deleted_by_key(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
     version: int,
     partitioned: str,
+    steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS_MIN", 5)  # so that 20 rows are several tasks'
@@ -49,7 +54,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
             f"CREATE TABLE {db}.t (id bigint, v bigint) USING iceberg {partitioned} TBLPROPERTIES "
             f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
         )
-        for step in range(4):
+        for step in range(steps):
             some = rng.sample(range(60), 20)
             upsert(client, "db.t", given(some, 10 * step), keys=["id"], strategy=EQUALITY)
             model |= dict.fromkeys(some, 10 * step)

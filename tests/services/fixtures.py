@@ -49,12 +49,16 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def _postgres_database(postgres: Postgres) -> str:
+    return postgres.create_database()
+
+
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> Iterator[str]:
-    """URL of a database of this test's own."""
-    url = postgres.create_database()
-    yield url
-    postgres.drop_database(url)
+def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
+    """URL of a database that this test has for itself, without any table. Nobody is connected to it afterwards."""
+    yield _postgres_database
+    postgres.empty_database(_postgres_database)
 
 
 @pytest.fixture(scope="session")

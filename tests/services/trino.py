@@ -148,13 +148,14 @@ def trino_server(
     s3: S3 | None = None,
     spooling: bool = False,
     certificate: Path | None = None,
-    jvm: Sequence[str] = SHORT_LIVED[:1],
+    jvm: Sequence[str] = ("-XX:-UseG1GC", *SHORT_LIVED),
     properties: Mapping[str, str] | None = None,
     by_name: bool = False,
 ) -> Iterator[Trino]:
     """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
     readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are
-    options beside those of the file, whose garbage collector stays, `properties` come on top."""
+    options beside those of the file, whose garbage collector takes a fifth of the CPU time in tests; `properties` come
+    on top."""
     home = java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")

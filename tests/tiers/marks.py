@@ -38,7 +38,7 @@ FILES = {
 }
 FIXTURES = {
     **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),
-    **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java_planner"), "engines"),
+    **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java"), "engines"),
 }
 PROGRAMS = {"java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
 """What no test of the unit tier starts."""

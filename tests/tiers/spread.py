@@ -1,10 +1,10 @@
 """How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
 
 A file stays whole, since its fixtures are started once for all of it. All files that ask for Spark are one unit, and so
-are all that ask for Trino: a second session costs more to start and to warm up than it saves. The two units begin
-first, in two processes; what else takes longest, by the kept durations, follows. So no process is left alone with
-something long at the end. These two wait for their JVMs for much of their time, which is why three processes suit two
-cores. Without `-n` nothing of this has any effect.
+are all that ask for Trino, or for Iceberg's planner in Java: a second JVM costs more to start and to warm up than it
+saves. The units begin first, each in a process; what else takes longest, by the kept durations, follows. So no process
+is left alone with something long at the end. The units wait for their JVMs for much of their time, which is why three
+processes suit two cores. Without `-n` nothing of this has any effect.
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from xdist.scheduler import LoadFileScheduling
 from tests.tiers.durations import read_durations
 
 UNITS = {
-    "Spark": ("tests/engines/", "tests/docs/test_docs.py", "tests/deploy/test_services.py"),
+    "Spark": (
+        "tests/engines/",
+        "tests/docs/test_docs.py",
+        "tests/deploy/test_services.py",
+        "tests/faults/test_lost_replies.py::test_spark_",
+    ),
     "Trino": ("tests/deploy/test_trino",),
+    "Java's planner": (
+        "tests/planner/test_oracle.py",
+        "tests/planner/test_lake.py",
+        "tests/planner/test_plan_tables.py",
+        "tests/planner/indexes/test_indexed_oracle.py",
+    ),
 }
 NEW_S, LONG_S = 1.0, 60.0
 """How long a file takes that has no kept duration, and how long one of LONG does."""

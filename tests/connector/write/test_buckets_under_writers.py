@@ -183,8 +183,12 @@ def judge_plans(client: IndexClient, note: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "version", "properties"),
-    [(MODES[0], 2, {}), (MODES[1], 2, {}), (MODES[0], 3, BY_ID), (MODES[1], 3, BY_ID)],
-    ids=["merge-on-read", "copy-on-write", "vectors and a record index", "copy-on-write and a record index"],
+    [
+        pytest.param(MODES[0], 2, {}, id="merge-on-read"),
+        pytest.param(MODES[1], 3, BY_ID, id="copy-on-write and a record index"),
+        pytest.param(MODES[1], 2, {}, id="copy-on-write", marks=pytest.mark.slow),
+        pytest.param(MODES[0], 3, BY_ID, id="vectors and a record index", marks=pytest.mark.slow),
+    ],
 )
 def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
     client: IndexClient, mode: str, version: int, properties: dict[str, str]

@@ -36,10 +36,17 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("during", [False, True], ids=["before it began", "before its commit"])
+@pytest.mark.parametrize(
+    ("version", "during"),
+    [
+        pytest.param(2, True, id="2-before its commit"),
+        pytest.param(3, False, id="3-before it began"),
+        pytest.param(2, False, id="2-before it began", marks=pytest.mark.slow),
+        pytest.param(3, True, id="3-before its commit", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("version", [2, 3])
 def test_a_row_that_has_changed_since_it_was_read_is_left_alone(
     client: IndexClient, served: Served, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:

@@ -279,7 +279,7 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     judge(client, "t", taken, note, version=3, every=every, writers=writers)
 
 
-@pytest.mark.parametrize("writers", [1, 2])
+@pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
     play(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)

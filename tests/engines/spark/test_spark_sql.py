@@ -317,7 +317,12 @@ def test_a_dataframe_is_good_for_its_lease(rig: Rig) -> None:
 @pytest.mark.parametrize("zone", ["UTC", pytest.param("America/New_York", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(1, 20), pytest.param(2, 400, marks=pytest.mark.slow), pytest.param(3, 400, marks=pytest.mark.slow)],
+    [
+        (1, 12),
+        pytest.param(1, 20, marks=pytest.mark.slow),
+        pytest.param(2, 400, marks=pytest.mark.slow),
+        pytest.param(3, 400, marks=pytest.mark.slow),
+    ],
 )
 def test_random_queries_give_sparks_own_rows_from_fewer_files(rig: Rig, seed: int, count: int, zone: str) -> None:
     before = rig.spark.conf.get("spark.sql.session.timeZone") or "UTC"

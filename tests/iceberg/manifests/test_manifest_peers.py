@@ -22,7 +22,7 @@ from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, assign_fi
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, inherited, written
 from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32
-from tests.services.java import java_17
+from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 
 SEEDS = st.integers(0, 2**32)
@@ -95,7 +95,7 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
     beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
     jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
-    argv = [java_17(), "-Xmx512m", "-cp", ":".join(map(str, jars))]
+    argv = [java_17(), "-Xmx512m", *SHORT_LIVED, "-cp", ":".join(map(str, jars))]
     argv.append(str(Path(__file__).with_name("ManifestPeer.java")))
     done = subprocess.run(argv, input="\n".join(metadata).encode(), capture_output=True, timeout=200)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
