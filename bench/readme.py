@@ -133,6 +133,13 @@ WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("join of two bucketed tables", "time"),
         ("grouping by the key", "time"),
     ),
+    "writing_services": (
+        ("300 appends by Spark", "point query, p50"),
+        ("300 appends by Spark", "point query, p99"),
+        ("300 appends by Spark", "append, p99"),
+        ("300 appends by Spark", "failed operations of the writer and the reader"),
+        ("300 appends by Spark", "data files in the end"),
+    ),
 }
 TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "trino_point": (

@@ -49,17 +49,17 @@ def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], boo
 
 
 async def deletable_files(
-    parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False, shared: bool = True
+    parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False, exclusive: bool = False
 ) -> Callable[[str], bool]:
     """Whether a location is one of the table's own files: `owned`, in a location that the database records as claimed
     by the table, because its writers can overwrite its metadata file, and in no location of another UUID.
 
     `without_claims`: a table without any claims, which an earlier version dropped, is judged by its metadata alone.
-    `shared`: whether that includes files in folders that it shares with other tables.
+    `exclusive`: without folders that other tables share or are allowed to name files in.
     RetryLater while the storage is unavailable.
     """
     owns = owned(parts, metadata)
-    others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), shared=shared)
+    others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
     claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
     own, is_judged_by_metadata = OwnPlaces(claims), without_claims and not claims
 

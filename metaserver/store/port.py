@@ -94,6 +94,9 @@ class PointerStore(Protocol):
     async def claims(self, uuid: str) -> list[Claim]:
         """The current and earlier locations of the UUID."""
 
+    async def allowed_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+        """As `claims_overlapping`, of the locations that other UUIDs are allowed to name files in."""
+
     async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
 

@@ -10,6 +10,7 @@ import pytest
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry
 from seamark.metaserver.store.operations import (
+    AllowLocations,
     ClaimLocations,
     CreateEntry,
     DropEntry,
@@ -44,6 +45,16 @@ class ClaimsContract(OpenedStores):
             await other.transact([claim(f"v{number}", key)])
         assert await store.claims_overlapping([*free], "", 0) != []
         assert await store.claims_overlapping(["s3://b/w/none", "s3://c"], "", 9) == []
+
+    async def test_allowed_locations_are_found_apart_from_claims(self, store: DrivenStore) -> None:
+        await store.transact([claim("u", "s3://b/u"), claim("v", "s3://b/v")])
+        allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
+        await store.transact([AllowLocations(uuid="v", locations=allowed)])
+        for key in ("s3://b/u", "s3://b/u/data", "s3://b/u/data/x"):
+            assert [found.uuid for found in await store.allowed_overlapping([key], "u", 9)] == ["v"]
+            assert "v" not in {found.uuid for found in await store.claims_overlapping([key], "u", 9)}
+        assert await store.allowed_overlapping(["s3://b/u"], "v", 9) == []
+        assert await store.allowed_overlapping(["s3://b/v", "s3://b/u/d"], "u", 9) == []
 
     async def test_claims_only_grow_and_are_not_taken_twice(self, store: DrivenStore) -> None:
         await store.transact([claim("u", "s3://b/t")])

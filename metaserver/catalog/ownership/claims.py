@@ -202,11 +202,12 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
 
 
 async def foreign_file_check(
-    parts: CatalogContext, uuid: str, folders: Sequence[str], *, shared: bool = True
+    parts: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
     """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
     `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries,
-    those that `uuid` shares also its own; without `shared`, all files in them count as foreign.
+    those that `uuid` shares also its own. With `exclusive`, all files in them count as foreign, and so do files in
+    locations that an admin has allowed another entry to name files in.
     RetryLater while some locations are unknown."""
     if parts.unclaimed.unread:
         await fill(parts)
@@ -218,8 +219,10 @@ async def foreign_file_check(
     others |= {
         claimed_location.location
         for claimed_location in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
-        if not (shared and claimed_location.shared) or claimed_location.location not in own.intersection(keys)
+        if exclusive or not claimed_location.shared or claimed_location.location not in own.intersection(keys)
     }
+    if exclusive:
+        others |= {claim.location for claim in await parts.store.allowed_overlapping(keys, uuid, _WITHIN_LIMIT)}
     return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
 
 

@@ -163,7 +163,7 @@ class OrphanRemoval:
         """Orphan files, the number of files that were listed, and whether these are all orphan files."""
         await self._add_pending(entry, needed)
         folders = _outermost(own_folders(self._parts, metadata))
-        allowed = await deletable_files(self._parts, entry.uuid, metadata, shared=False)
+        allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
         former = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
             f"{parse_location(metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
@@ -196,7 +196,7 @@ class OrphanRemoval:
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
         """An interrupted expiration reads the metadata from before when it continues."""
         for instant in await pending_expirations(self._parts.store, entry.uuid):
-            needed.add_names([str(instant.summary[METADATA_BEFORE])])
+            needed.add_name(str(instant.summary[METADATA_BEFORE]))
 
     async def _remove(
         self,
@@ -252,53 +252,58 @@ class _NeededNames:
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
-        self._hashes = np.empty(0, dtype=np.int64)
-        """Sorted."""
-        self._added: list[npt.NDArray[np.int64]] = []
+        self._first: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """Those of the first `add`, sorted."""
+        self._later: set[int] = set()
         self._read: set[str] = set()
         """Manifests and manifest lists."""
 
     def __contains__(self, location: str) -> bool:
-        if self._added:
-            self._hashes = np.unique(np.concatenate([self._hashes, *self._added]))
-            self._added = []
         wanted = _name_hash(location)
-        place = int(self._hashes.searchsorted(wanted))
-        return place < len(self._hashes) and int(self._hashes[place]) == wanted
+        if wanted in self._later:
+            return True
+        place = int(self._first.searchsorted(wanted))
+        return place < len(self._first) and int(self._first[place]) == wanted
 
-    def add_names(self, locations: Iterable[str]) -> None:
-        self._added.append(np.fromiter(map(_name_hash, locations), dtype=np.int64))
-        if len(self._hashes) + sum(map(len, self._added)) > NAMES_MAX:
-            raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
+    def add_name(self, location: str) -> None:
+        self._later.add(_name_hash(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
         """Reads the manifests that no earlier call read. Corrupt if one cannot be read; BadRequest above the limits."""
-        self.add_names([entry.metadata_location, entry.previous_location or ""])
-        self.add_names(file.metadata_file for file in metadata.metadata_log)
-        self.add_names(statistics_files(metadata))
+        lists: set[str] = set()
         manifests: dict[str, ManifestFile] = {}
         for snapshot in metadata.snapshots:
             if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
                 listed = await self._manifests.listed(snapshot)
-                manifests.update((manifest.manifest_path, manifest) for manifest in listed)
+                lists.add(snapshot.manifest_list or "")
+                manifests.update((one.manifest_path, one) for one in listed if one.manifest_path not in self._read)
                 if len(manifests) > MANIFESTS_MAX:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
-        new = [manifest for path, manifest in manifests.items() if path not in self._read]
-        async for paths in content_files(self._manifests, new):
-            await asyncio.to_thread(self.add_names, [path for path, _ in paths.values()])
-        lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
-        read = [*lists, *manifests]
-        self.add_names(read)
-        self._read.update(read)
+        others = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
+        others += [file.metadata_file for file in metadata.metadata_log]
+        hashes = [await asyncio.to_thread(_name_hashes, [*others, *statistics_files(metadata)])]
+        count = len(self._first) + len(self._later)
+        async for paths in content_files(self._manifests, list(manifests.values())):
+            hashes.append(await asyncio.to_thread(_name_hashes, [path for path, _ in paths.values()]))
+            if count + sum(map(len, hashes)) > NAMES_MAX:
+                raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
+        if len(self._first):
+            self._later.update(*(part.tolist() for part in hashes))
+        else:
+            self._first = await asyncio.to_thread(lambda: np.unique(np.concatenate(hashes)))
+        self._read.update(lists, manifests)
 
 
 def _name_hash(location: str) -> int:
-    name = location.rpartition("/")[2]
     for _ in range(_DECODE_ROUNDS):
-        if "%" not in name:
+        if "%" not in location:
             break
-        name = unquote(name)
-    return hash(unicodedata.normalize("NFC", name).casefold())
+        location = unquote(location)
+    return hash(unicodedata.normalize("NFC", location.rpartition("/")[2]).casefold())
+
+
+def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(_name_hash, locations), dtype=np.int64)
 
 
 def _is_hidden(path: str) -> bool:

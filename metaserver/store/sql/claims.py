@@ -58,10 +58,19 @@ def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
 
 def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
     """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+    return (yield from _overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
+
+
+def allowed_overlapping(keys: list[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
+    """As `overlapping`, of the locations that other UUIDs are allowed to name files in."""
+    return (yield from _overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
+
+
+def _overlapping(keys: list[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
-        above = yield from _above(key, uuid, shared=shared)
-        below = yield from _below(key, uuid, limit, shared=shared)
+        above = yield from _above(key, uuid, first, last)
+        below = yield from _below(key, uuid, limit, first, last)
         for claim in (*above, *below):
             claims[claim.location, claim.uuid] = claim
     return list(claims.values())
@@ -112,23 +121,24 @@ def check_restored(uuid: str) -> Steps[None]:
         )
 
 
-def _above(key: str, uuid: str, *, shared: bool) -> Steps[list[model.Claim]]:
-    """Claims on `key` and on folders that contain it."""
+def _above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
+    """Claims on `key` and on folders that contain it, of the kinds from `first` to `last`."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])
     rows = yield Statement(
-        "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 AND shared <= $3",
-        (json.dumps(folders), uuid, int(shared)),
+        "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 "
+        "AND shared BETWEEN $3 AND $4",
+        (json.dumps(folders), uuid, first, last),
     )
     return [_claim(row) for row in rows]
 
 
-def _below(key: str, uuid: str, limit: int, *, shared: bool) -> Steps[list[model.Claim]]:
+def _below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
     rows = yield Statement(
         "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
-        "AND shared <= $4 ORDER BY location LIMIT $5",
-        (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, int(shared), limit),
+        "AND shared BETWEEN $4 AND $5 ORDER BY location LIMIT $6",
+        (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, first, last, limit),
     )
     return [_claim(row) for row in rows]
 

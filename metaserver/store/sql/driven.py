@@ -99,6 +99,9 @@ class DrivenStore(ABC):
     async def claims(self, uuid: str) -> list[Claim]:
         return await self._point(lambda: claims.of(uuid))
 
+    async def allowed_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+        return await self._list(lambda: claims.allowed_overlapping([*keys], uuid, limit))
+
     async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         return await self._list(lambda: claims.overlapping([*keys], uuid, limit))
 

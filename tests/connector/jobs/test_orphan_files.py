@@ -237,6 +237,37 @@ def test_files_in_folders_of_other_tables_and_in_shared_folders_stay(client: Ind
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 
+def test_files_that_another_table_may_name_stay(client: IndexClient, served: Served) -> None:
+    """An admin has allowed another table to name files in this table's folder."""
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        file = path_of(table.location()) / "data" / "of-two.parquet"
+        pq.write_table(rows([77]), file)
+        orphan = put(table, "metadata/left.avro")
+        age_all(table)
+        allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
+        two = catalog.create_table("db.two", table.schema(), properties=allowed)
+        two.add_files([f"file://{file}"])
+        found = remove_orphan_files(client, "db.t")
+        assert [path_of(location) for location in found.locations] == [orphan]
+        assert len(two.refresh().scan().to_arrow()) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "stored_as"),
+    [
+        ("file:///t/dir%2Ff.parquet", "file:///t/dir/f.parquet"),
+        ("s3a://b/t/f%20g.parquet", "s3://b/t/f g.parquet"),
+        ("/t/F.parquet", "file:///u/f.parquet"),
+        ("file:///t/u\u0308.parquet", "file:///t/\u00fc.parquet"),
+        ("file:///t/a%2525b.parquet", "file:///t/a%25b.parquet"),
+    ],
+)
+def test_other_spellings_of_a_name_are_one(named: str, stored_as: str) -> None:
+    assert server._name_hash(named) == server._name_hash(stored_as)
+    assert server._name_hash(named) != server._name_hash(stored_as + ".parquet")
+
+
 def test_a_storage_that_deletes_nothing_is_reported_and_a_repeat_continues(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
