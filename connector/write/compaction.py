@@ -1,8 +1,9 @@
 """Compaction: merges small data files, and applies delete files, partition by partition.
 
 Invariant: no row is added, lost or changed, and row ids and sequence numbers of rows stay. Each batch of files is a
-commit of its own, so an interrupted compaction keeps what it has done. Writers never wait: if a file of a batch is
-changed meanwhile, this batch is given up, and the next compaction plans it again.
+commit of its own, so an interrupted compaction keeps what it has done. Writers never wait: rows that they delete
+meanwhile are deleted in the new files. If they change too much of a batch, it is given up, and the next compaction
+plans it again.
 
 Small files are merged by tiers: a file is rewritten only together with smaller files that are as large together. A row
 of a table that grows by small commits is therefore rewritten a logarithmic number of times.
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,8 +27,8 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.connector.write.appends import commit
-from seamark.connector.write.replacements import replacement
+from seamark.connector.write.replacements import RewrittenFiles, commit_replacement
+from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -78,12 +78,15 @@ class CompactionPolicy:
 
 @dataclass
 class CompactionReport:
-    """Files and bytes of the replaced and of the new data files. `conflicts`: batches that were given up because a
-    writer changed one of their files first; `given_up`: those whose new files would be almost as many; `errors`: why
-    others could not be read; `files_skipped`: files whose format cannot be rewritten."""
+    """Files and bytes of the replaced and of the new data files. `rows_deleted`: rows that writers deleted meanwhile;
+    `conflicts`: batches that were given up because writers changed too much of them; `bytes_wasted`: size of the files
+    of these batches; `given_up`: batches whose new files would be almost as many; `errors`: why others could not be
+    read; `files_skipped`: files whose format cannot be rewritten."""
 
     commits: int = 0
     conflicts: int = 0
+    bytes_wasted: int = 0
+    rows_deleted: int = 0
     given_up: int = 0
     files_before: int = 0
     files_after: int = 0
@@ -129,6 +132,7 @@ def compact(
                 new = _rewrite(client, opened, batch, others, branch)
             except Conflict:
                 report.conflicts += 1
+                report.bytes_wasted += size_bytes
                 continue
             except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
                 report.errors.append(str(error))
@@ -136,11 +140,13 @@ def compact(
             if new is None:
                 report.given_up += 1
                 continue
+            written, rows_deleted = new
             tasks = others
             report.commits += 1
-            report.files_after += len(new.files)
-            report.bytes_after += new.size_bytes
-            report.rows += new.rows
+            report.files_after += len(written.files)
+            report.bytes_after += written.size_bytes
+            report.rows += written.rows
+            report.rows_deleted += rows_deleted
         report.files_before += len(batch)
         report.bytes_before += size_bytes
         report.deletes_applied += len({delete["file-path"] for task in batch for delete in task.deletes})
@@ -210,28 +216,32 @@ def _has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 
 def _rewrite(
     client: SeamarkClient, opened: OpenTable, batch: Sequence[ScanTask], others: Sequence[ScanTask], branch: str
-) -> WrittenFiles | None:
-    """None if it is not worth a commit. Conflict if a writer changed a file of the batch. Unreadable, BadRequest."""
-    target = target_of(opened.metadata, opened.storage)
-    written = _write(opened, target, batch).limit_indexes(target.storage)
+) -> tuple[WrittenFiles, int] | None:
+    """The new files, and the number of their rows that were deleted meanwhile. None if it is not worth
+    a commit. Conflict if writers changed too much of the batch. Unreadable, BadRequest."""
+    target, origins = target_of(opened.metadata, opened.storage), OriginLog()
+    written = _write(opened, target, batch, origins).limit_indexes(target.storage)
     if len(written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
         written.discard(target.storage)
         return None
-    body = {**replacement(opened, batch, written, branch=branch, others=others), "summary": {"compacted-by": "seamark"}}
-    commit(client, opened.name, body, partial(written.discard, target.storage))
-    return written
+    new = RewrittenFiles(opened, target, batch, written, origins)
+    rows_deleted = commit_replacement(client, new, others, branch=branch, summary={"compacted-by": "seamark"})
+    return written, rows_deleted
 
 
-def _write(opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask]) -> WrittenFiles:
+def _write(opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], origins: OriginLog) -> WrittenFiles:
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    reader = TaskReader(plan_read(opened, names, TRUE), opened.storage, threads=False)
-    rows = 0
-    with TableWriter(target) as writer:
-        for rows_read in reader.read_all(batch):
-            rows += rows_read.num_rows
-            writer.write(rows_read)
+    reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage, threads=False)
+    columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
+    rows = first = 0
+    with TableWriter(target, origins=origins) as writer:
+        for task in batch:
+            for rows_read in reader.read(task):
+                rows += rows_read.num_rows
+                writer.write(rows_read.select(columns), rows_read.column(len(names)).to_numpy() + first)
+            first += task.records
         written = writer.close()
     if written.rows != rows:
         written.discard(target.storage)

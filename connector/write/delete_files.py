@@ -53,7 +53,7 @@ _POSITION_DELETES = Schema(
 )
 _EXACT = Mode(True, True, None)
 _ROW_GROUP_ROWS = 1 << 20
-_GRANULARITY, _BY_FILE = "write.delete.granularity", "file"
+GRANULARITY, BY_FILE = "write.delete.granularity", "file"
 _VECTORS_SINCE, _DELETES_SINCE = 3, 2
 _OWN, _ALL = "write.delete.parquet.", "write.parquet."
 
@@ -208,7 +208,7 @@ def _position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> Writt
     """Parquet files of paths and positions, sorted by both: one for each partition, or for each data file if the
     table's `write.delete.granularity` is `file`. Earlier delete files stay."""
     _check_version(target, "position deletes")
-    by_file = target.properties.get(_GRANULARITY, "").lower() == _BY_FILE
+    by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
     given = sorted(rows, key=lambda deleted: (_partition_key(deleted), deleted.path.encode()))
     files: list[dict[str, Any]] = []
     try:

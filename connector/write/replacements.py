@@ -2,15 +2,43 @@
 
 Invariant: no row is added, lost or changed. The commit has the operation `replace`: concurrent appends are preserved,
 and a concurrent change of a replaced file is a conflict.
+
+`commit_replacement` resolves such conflicts if it knows where the rows of the new files come from: rows that were
+deleted meanwhile are deleted in the new files, by position deletes or deletion vectors that the same commit adds. So a
+writer that deletes a few rows costs a rewrite no repeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from seamark.connector.read.tables import OpenTable, ScanTask
+import numpy as np
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import back_off
+from seamark.connector.client.errors import Conflict, Refused
+from seamark.connector.client.values import At
+from seamark.connector.read.deleted_rows import Deletes
+from seamark.connector.read.lineage import FIRST_ROW_ID, SEQUENCE_NUMBER
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.write.appends import commit
+from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, WrittenDeletes, write_deletes
+from seamark.connector.write.row_origins import Longs, OriginLog
 from seamark.connector.write.table_writer import WrittenFiles
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+
+DELETED_MAX = 0.25
+"""A rewrite is given up if a larger part of its rows was deleted meanwhile: the next rewrite would repeat it."""
+ATTEMPTS = 8
+"""Commits of one rewrite."""
+_WAIT_S, _WAIT_MAX_S = 0.02, 0.5
+_NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 def replacement(
@@ -20,14 +48,16 @@ def replacement(
     *,
     branch: str,
     others: Iterable[ScanTask] = (),
+    deletes: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The body of the commit that replaces the files of `tasks`. `others`: the other tasks of the same plan.
+    """The body of the commit that replaces the files of `tasks`. `others`: the other tasks of the same plan. `deletes`:
+    delete files of the new files.
 
     Also removes delete files that apply to no other data file; their rows are not written again. The server removes
     delete files of a single data file together with it.
     """
     kept = {delete["file-path"] for task in others for delete in task.deletes}
-    deletes = {
+    unused = {
         delete["file-path"]: delete
         for task in tasks
         for delete in task.deletes
@@ -40,7 +70,134 @@ def replacement(
         "schema-id": opened.metadata.current_schema_id,
         "format-version": opened.metadata.format_version,
         "read-snapshot-id": opened.snapshot_id,
-        "add": list(written.files),
-        "remove": [{"file-path": path} for path in (*(task.path for task in tasks), *deletes)],
+        "add": [*written.files, *deletes],
+        "remove": [{"file-path": path} for path in (*(task.path for task in tasks), *unused)],
         "index-files": list(written.index_files),
     }
+
+
+@dataclass(frozen=True)
+class RewrittenFiles:
+    """New files, and the origins of their rows: row `p` of the data file `tasks[i]` has the origin `p` plus the record
+    counts of the tasks before it."""
+
+    opened: OpenTable
+    target: WriteTarget
+    tasks: Sequence[ScanTask]
+    written: WrittenFiles
+    origins: OriginLog
+
+    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> Replacement | None:
+        """The replacement of what is left of the files at a later snapshot with these tasks. None if it is uncertain
+        which rows live on, or too few do. Unreadable."""
+        known = self.opened.metadata
+        if (known.table_uuid, known.format_version) != (opened.metadata.table_uuid, opened.metadata.format_version):
+            return None
+        replaced, current, others = {task.path for task in self.tasks}, {}, []
+        for task in tasks:
+            if task.path in replaced:
+                current[task.path] = task
+            else:
+                others.append(task)
+        deleted = self._deleted_rows(opened, current) if current else None
+        if deleted is None or sum(len(rows.positions) for rows in deleted) > DELETED_MAX * self.written.rows:
+            return None
+        # Files of deletes for several data files could be in the way of other writers.
+        target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
+        deletes = write_deletes(target, deleted, Deletes(opened.storage, opened.metadata))
+        return Replacement(opened, list(current.values()), others, deletes)
+
+    def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows] | None:
+        """The rows of the new files that no longer live in `current`, the old files by path. None if rows of an old
+        file live that the new files lack, as after a rollback."""
+        reader = TaskReader(plan_read(opened, [], TRUE, positions=True), opened.storage, threads=False)
+        dead, living = [_NONE], [_NONE]
+        first = 0
+        for task in self.tasks:
+            rows = np.arange(first, first + task.records)
+            first += task.records
+            now = current.get(task.path)
+            if now is None:
+                dead.append(rows)
+                continue
+            if any(now.file.get(name) != task.file.get(name) for name in (FIRST_ROW_ID, SEQUENCE_NUMBER)):
+                return None
+            if _names(now.deletes) != _names(task.deletes):
+                is_dead = np.ones(task.records, dtype=np.bool_)
+                for batch in reader.read(now):
+                    is_dead[batch.column(0).to_numpy()] = False
+                dead.append(rows[is_dead])
+                living.append(rows[~is_dead])
+        files = [(file, self.origins.of(file["file-path"])) for file in self.written.files]
+        all_living, all_dead = np.concatenate(living), np.concatenate(dead)
+        if sum(len(origins.places_of(all_living)) for _, origins in files) < len(all_living):
+            return None
+        return [
+            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.places_of(all_dead))
+            for file, origins in files
+        ]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A replacement at one snapshot: the old files, the other tasks of the same plan, and deletes of the new files."""
+
+    opened: OpenTable
+    tasks: Sequence[ScanTask]
+    others: Sequence[ScanTask]
+    deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
+
+    @property
+    def rows_deleted(self) -> int:
+        return sum(int(file["record-count"]) for file in self.deletes.files)
+
+
+def commit_replacement(
+    client: SeamarkClient,
+    new: RewrittenFiles,
+    others: Sequence[ScanTask],
+    *,
+    branch: str,
+    summary: Mapping[str, str],
+) -> int:
+    """Replaces the files of `new.tasks`, and deletes rows in the new files that were deleted meanwhile; returns their
+    number. `others`: the other tasks of the same plan.
+
+    Conflict if the rows that live on are uncertain or too few, or other commits are always faster. Unreadable if a
+    delete file of another commit cannot be read. After an error the new files are deleted, unless the outcome of the
+    commit is unknown."""
+    storage = new.target.storage
+    attempt, current = 1, Replacement(new.opened, new.tasks, others)
+    while True:
+        body = replacement(
+            current.opened,
+            current.tasks,
+            new.written,
+            branch=branch,
+            others=current.others,
+            deletes=current.deletes.files,
+        )
+        unreferenced: list[bool] = []
+        try:
+            commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(unreferenced.append, True))
+            return current.rows_deleted
+        except Refused as error:
+            if not unreferenced:
+                raise
+            current.deletes.discard(storage)
+            following = None
+            try:
+                if isinstance(error, Conflict) and attempt < ATTEMPTS and new.origins.is_complete:
+                    back_off(attempt - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
+                    opened = open_table(client, new.opened.name, At(ref=branch))
+                    following = new.replaced_at(opened, plan(client, opened))
+            finally:
+                if following is None:
+                    new.written.discard(storage)
+            if following is None:
+                raise
+            attempt, current = attempt + 1, following
+
+
+def _names(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
+    return {(delete["file-path"], delete.get("content-offset")) for delete in deletes}

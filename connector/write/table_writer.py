@@ -27,6 +27,7 @@ from seamark.connector.write.data_files import (
     data_file_writer,
     writer_options,
 )
+from seamark.connector.write.row_origins import Longs, OriginLog
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -38,6 +39,7 @@ _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 _SAMPLE_BYTES = 4 << 20
 _BATCH_BYTES = 4 << 10
 """Memory of a batch in addition to its values."""
+_ORIGIN = ""
 _INDEX_ROWS = 8_000_000
 """Rows of the data files that an index file covers."""
 
@@ -134,8 +136,11 @@ class _PartitionBuffer:
 class TableWriter:
     """Writes batches of any partitions in any order. As a context manager, it deletes its files on an exception."""
 
-    def __init__(self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS) -> None:
-        self._target, self._limits = target, limits
+    def __init__(
+        self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS, *, origins: OriginLog | None = None
+    ) -> None:
+        """`origins`: records where each row of each file comes from; then each `write` must give it."""
+        self._target, self._limits, self._origins = target, limits, origins
         self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
@@ -158,14 +163,18 @@ class TableWriter:
         if kind is not None:
             self.abort()
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Unwritable if rows do not fit the table."""
+    def write(self, batch: pa.RecordBatch, origins: Longs | None = None) -> None:
+        """Unwritable if rows do not fit the table. `origins`: int64[rows]."""
         if not batch.num_rows:
             return
         bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
         rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
             conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+            if self._origins is not None:
+                assert origins is not None
+                # A last column, which no partition and no sort order names, moves with the rows.
+                conformed = conformed.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
             for partition, chosen in self._target.partitioner.split(conformed):
                 self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
             if self._held_bytes > self._limits.buffered_bytes:
@@ -209,7 +218,7 @@ class TableWriter:
                 break
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, self._target.arrow, **writer_options(self._target.properties)) as writer:
-            writer.write_table(pa.Table.from_batches(sample))
+            writer.write_table(_without_origins(pa.Table.from_batches(sample), self._target))
         return max(0.001, float(sink.tell()) / max(1, size))
 
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
@@ -217,7 +226,7 @@ class TableWriter:
         ordering."""
         if not buffer.waiting:
             return
-        rows = pa.Table.from_batches(buffer.waiting, self._target.arrow)
+        rows = pa.Table.from_batches(buffer.waiting)
         self._held_bytes -= buffer.held_bytes
         buffer.waiting, buffer.waiting_bytes = [], 0
         if self._target.ordering is not None:
@@ -227,6 +236,9 @@ class TableWriter:
                 self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
             buffer.file = data_file_writer(self._target, self._target.new_location(buffer.partition))
             self._open[key] = buffer
+        if self._origins is not None:
+            self._origins.add(buffer.file.location, buffer.file.rows, rows.column(rows.num_columns - 1).to_numpy())
+            rows = _without_origins(rows, self._target)
         self._write(buffer, buffer.file, rows)
         if self._target.ordering is not None or buffer.written_bytes >= self._file_bytes:
             self._close_file(key, buffer)
@@ -332,6 +344,10 @@ class _IndexBuilder:
         for number in range(len(self._tasks)):
             self._write(number)
         return tuple(self.written), tuple(self._skipped)
+
+
+def _without_origins(rows: pa.Table, target: WriteTarget) -> pa.Table:
+    return rows.select(list(range(len(target.arrow))))
 
 
 def _joined(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:

@@ -28,7 +28,8 @@ def run(kind: str, url: str, table: str, log: str, readable_ms: int) -> None:
         with contextlib.suppress(ClientError, RuntimeError):
             if kind == "compaction":
                 report = compact(client, table, policy=CompactionPolicy(TARGET_BYTES, 2))
-                counts = {"commits": report.commits, "conflicts": report.conflicts}
+                counts = {"commits": report.commits, "conflicts": report.conflicts, "rows_deleted": report.rows_deleted}
+                counts |= {"bytes": report.bytes_before, "bytes_wasted": report.bytes_wasted}
             elif kind == "expiration":
                 older = time.time_ns() // 1_000_000 - readable_ms
                 totals = expire(client, table, older_than_ms=older, retain_last=rng.randint(1, 3))

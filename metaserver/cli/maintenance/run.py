@@ -152,7 +152,7 @@ def _text(report: CompactionReport, table: str, *, dry_run: bool) -> str:
         "applied."
     )
     if report.conflicts:
-        text += f" {report.conflicts:,} batches were given up, because writers changed their files; run it again."
+        text += f" {report.conflicts:,} batches were given up, because writers changed too much of them; run it again."
     if report.files_skipped:
         text += f" {report.files_skipped:,} files are not Parquet or are encrypted, and stay."
     return text

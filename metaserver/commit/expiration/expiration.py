@@ -47,6 +47,8 @@ _BATCH = 100
 _AT_ONCE = 2
 """Expirations that run concurrently, because each has the names of many files in memory."""
 _DELETED_AT_ONCE = 16
+_LOCKED_FROM, _LOCKED_S = 2, 2.0
+"""From this attempt on, the table's commits wait for the expiration, at most so long."""
 _RESUMED_AFTER_MS = 3_600_000
 """An instant in flight is that old when housekeeping continues it: until then its own server is at work."""
 _GIVEN_UP_AFTER_MS = 24 * _RESUMED_AFTER_MS
@@ -124,19 +126,40 @@ class Expiration:
         for attempt in range(retries + 1):
             if attempt:
                 await self._parts.back_off(attempt)
-            removal = await self._plan(namespace, name, request)
-            report = _report(removal)
-            if request.dry_run or removal.after is removal.before:
-                return report
             try:
-                instant = await self._commit(caller, removal)
+                removal, instant = await self._attempt(caller, namespace, name, request, attempt)
             except CommitConflict:
                 if attempt == retries:
                     raise
                 continue
+            report = _report(removal)
+            if instant is None:
+                return report
             failed = await self._delete(instant, removal.unused)
             return msgspec.structs.replace(report, files_failed=failed)
         raise AssertionError("the loop returns or raises")
+
+    async def _attempt(
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest, number: int
+    ) -> tuple[_Removal, Instant | None]:
+        """No instant if nothing is to be committed."""
+        if number < _LOCKED_FROM:
+            removal = await self._plan(namespace, name, request)
+            if request.dry_run or removal.after is removal.before:
+                return removal, None
+            return removal, await self._commit(caller, removal)
+        # Writers that commit all the time would win each race. Only what they have added since is still to be read.
+        async with self._publisher.lock(namespace, name):
+            try:
+                async with asyncio.timeout(_LOCKED_S):
+                    removal = await self._plan(namespace, name, request)
+            except TimeoutError:
+                raise CommitConflict(
+                    f"Others commit to {show(namespace, name)} faster than an expiration reads; try again later"
+                ) from None
+            if request.dry_run or removal.after is removal.before:
+                return removal, None
+            return removal, await self._publish(caller, removal)
 
     async def resume(self) -> int:
         """Housekeeping: continues deletions that a stopped server has left. Returns their number."""
@@ -210,6 +233,11 @@ class Expiration:
         return await self._parts.store.names_of(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
+        async with self._publisher.lock(removal.entry.namespace, removal.entry.name):
+            return await self._publish(caller, removal)
+
+    async def _publish(self, caller: Caller, removal: _Removal) -> Instant:
+        """Under the lock of the table's commits."""
         parts, entry = self._parts, removal.entry
         requested_ms = parts.clock.now_ms()
         removed = list(removal.expired.snapshot_ids)
@@ -219,17 +247,16 @@ class Expiration:
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
         event = CommitEvent(caller, requested_ms, None, updates=actions)
-        async with self._publisher.lock(entry.namespace, entry.name):
-            if not (await parts.store.planned_snapshots(entry.uuid, parts.clock.now_ms())).isdisjoint(removed):
-                raise CommitConflict("A plan was made on a snapshot that was about to expire; try again")
-            await self._publisher.publish(
-                caller,
-                entry,
-                removal.before,
-                removal.after,
-                instants=[event],
-                operations=[RecordInstant(instant=instant)],
-            )
+        if not (await parts.store.planned_snapshots(entry.uuid, parts.clock.now_ms())).isdisjoint(removed):
+            raise CommitConflict("A plan was made on a snapshot that was about to expire; try again")
+        await self._publisher.publish(
+            caller,
+            entry,
+            removal.before,
+            removal.after,
+            instants=[event],
+            operations=[RecordInstant(instant=instant)],
+        )
         return instant
 
     async def _resume(self, instant: Instant) -> None:

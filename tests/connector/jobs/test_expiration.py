@@ -3,6 +3,7 @@ every file that none of them needs."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from pathlib import Path
@@ -346,6 +347,40 @@ def test_a_plan_that_is_made_meanwhile_keeps_its_files(
         monkeypatch.setattr(server.Expiration, "_commit", late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
+
+
+def test_writers_that_commit_all_the_time_do_not_starve_it(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit between each plan and its commit: the expiration wins by the lock of the table's commits."""
+    with catalog_at(served.url) as catalog:
+        table = history(client, catalog)
+        plan, attempts = server.Expiration._plan, []
+
+        async def overtaken(self: server.Expiration, *given: Any) -> Any:
+            removal = await plan(self, *given)
+            attempts.append(1)
+            commits.append(asyncio.create_task(set_property(len(attempts))))
+            await asyncio.wait(commits[-1:], timeout=0.2)  # it waits while the expiration holds the lock
+            return removal
+
+        async def set_property(number: int) -> int:
+            update = {"action": "set-properties", "updates": {"n": str(number)}}
+            body = {"requirements": [], "updates": [update]}
+            async with served.server.http.post(f"{served.url}/v1/namespaces/db/tables/t", json=body) as answer:
+                return int(answer.status)
+
+        async def statuses() -> list[int]:
+            return await asyncio.gather(*commits)
+
+        commits: list[asyncio.Task[int]] = []
+        monkeypatch.setattr(server.Expiration, "_plan", overtaken)
+        monkeypatch.setattr(server, "_LOCKED_S", 10.0)
+        assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 4
+        table.refresh()
+        assert stored(table) == needed(table)
+        assert len(attempts) == server._LOCKED_FROM + 1
+        assert served.run(statuses()) == [200] * len(attempts)
 
 
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])

@@ -22,7 +22,7 @@ from seamark.connector.client.values import CURRENT
 from seamark.connector.jobs.jobs import run_compaction
 from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table
-from seamark.connector.write import compaction
+from seamark.connector.write import compaction, replacements
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.metaserver.iceberg.metadata.compaction import SMALL, SMALL_SORTED
@@ -218,6 +218,132 @@ def test_random_histories_with_compactions_between_and_within(
                 compactions += report.commits
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
     assert compactions > 0
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_are_deleted_meanwhile_are_deleted_in_the_new_files(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+) -> None:
+    """Writers also commit before each repeated commit of the compaction. The oracle is a dictionary; rows that no
+    writer touches keep their row ids."""
+    rng = random.Random(f"{seed} {version}")
+    model: dict[int, str] = {}
+    touched: set[int] = set()
+    numbers = iter(range(10_000))
+    create_ids = iter(range(1000, 100_000))
+
+    def change() -> None:
+        number, ids = next(numbers), rng.sample(sorted(model), rng.randint(1, 5))
+        touched.update(ids)
+        mode = rng.choice([*MODES, None])
+        if rng.random() < 0.5:
+            ids.append(next(create_ids))
+            strategy = "equality" if seed % 2 and rng.random() < 0.4 else None
+            upsert(
+                client,
+                "db.t",
+                rows(ids, f"{number}:"),
+                keys=["id"],
+                mode=None if strategy else mode,
+                strategy=strategy,
+            )
+            model.update((one, f"{number}:{one}") for one in ids)
+        else:
+            delete(client, "db.t", keys=pa.table({"id": ids}), mode=mode)
+            for one in ids:
+                model.pop(one)
+
+    def lineage() -> dict[int, tuple[int, int]]:
+        columns = ["id", "_row_id", "_last_updated_sequence_number"]
+        found = scan(client, "db.t", columns).to_arrow()
+        return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in found.to_pylist()}
+
+    write, open_again = compaction._write, open_table
+
+    def write_meddled(*given: Any) -> Any:
+        written = write(*given)
+        change()
+        return written
+
+    def open_meddled(*given: Any, **named: Any) -> Any:
+        opened = open_again(*given, **named)
+        if rng.random() < 0.4:
+            change()
+        return opened
+
+    monkeypatch.setattr(compaction, "_write", write_meddled)
+    monkeypatch.setattr(replacements, "open_table", open_meddled)
+    monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
+    rows_deleted = 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, PartitionSpec() if seed % 2 else BY_PART)
+        if seed > 1:
+            sort_by_text_descending(client)
+        for _ in range(4):
+            for _ in range(6):
+                ids = [next(create_ids) for _ in range(rng.randint(20, 60))]
+                rng.shuffle(ids)
+                upsert(client, "db.t", rows(ids), keys=["id"])
+                model.update((one, str(one)) for one in ids)
+            change()
+            touched.clear()
+            before = lineage() if version == 3 else {}
+            report = compact(client, "db.t", policy=CompactionPolicy(rng.choice([3000, 1 << 20]), 2))
+            rows_deleted += report.rows_deleted
+            assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+            if version == 3:
+                after = lineage()
+                assert {one: after[one] for one in model.keys() & before.keys() - touched} == {
+                    one: before[one] for one in model.keys() & before.keys() - touched
+                }
+            if rng.random() < 0.5:
+                evolve_spec(client)
+    assert rows_deleted > 0
+
+
+def test_rows_that_come_back_are_no_deleted_rows(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback restores rows that the new files lack: the batch is given up."""
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        for number in range(6):
+            upsert(client, "db.t", rows(range(number * 50, number * 50 + 50)), keys=["id"])
+        before, snapshot = read(client), catalog.load_table("db.t").metadata.current_snapshot_id
+        delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
+        write = compaction._write
+
+        def rolled_back(*given: Any) -> Any:
+            written = write(*given)
+            post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
+            return written
+
+        disk = set(served.home.rglob("*.parquet"))
+        with monkeypatch.context() as context:
+            context.setattr(compaction, "_write", rolled_back)
+            report = compact(client, "db.t")
+        assert (report.commits, report.conflicts) == (0, 1)
+        assert read(client) == before
+        assert set(served.home.rglob("*.parquet")) == disk
+
+
+def sort_by_text_descending(client: IndexClient) -> None:
+    field = {"source-id": 3, "transform": "identity", "direction": "desc", "null-order": "nulls-first"}
+    post(
+        client,
+        {"action": "add-sort-order", "sort-order": {"order-id": -1, "fields": [field]}},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+    )
+
+
+def evolve_spec(client: IndexClient) -> None:
+    field = {"source-id": 1, "field-id": 1001, "name": "id_bucket", "transform": "bucket[3]"}
+    post(
+        client,
+        {"action": "add-spec", "spec": {"fields": [field]}},
+        {"action": "set-default-spec", "spec-id": -1},
+    )
 
 
 def test_deletion_vectors_in_one_file_are_counted_for_each_data_file(client: IndexClient, served: Served) -> None:
