@@ -19,7 +19,7 @@ HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(s
 .PHONY: help venv jars services trino hudi lint test test-fast test-all durations demo bench lock wheel
 
 help:
-	@echo "make demo      Star Schema Benchmark through Spark on a server of its own (SCALE=0.1 KEEP=1)"
+	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark through Spark (SCALE=0.1 KEEP=1)"
 	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
 	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
 	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
@@ -114,7 +114,9 @@ durations: test
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
 	TEST_EXPLORE=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-demo: venv jars
+demo: venv
+	@.venv/bin/seamark demo
+	@$(MAKE) --no-print-directory jars
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo
 
 BENCHES := planning index writing $(if $(JAVA25_FOUND),trino)

@@ -87,7 +87,7 @@ class RewrittenFiles:
     written: WrittenFiles
     origins: OriginLog
 
-    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> Replacement | None:
+    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement | None:
         """The replacement of what is left of the files at a later snapshot with these tasks. None if it is uncertain
         which rows live on, or too few do. Unreadable."""
         known = self.opened.metadata
@@ -105,7 +105,7 @@ class RewrittenFiles:
         # Files of deletes for several data files could be in the way of other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
         deletes = write_deletes(target, deleted, Deletes(opened.storage, opened.metadata))
-        return Replacement(opened, list(current.values()), others, deletes)
+        return FileReplacement(opened, list(current.values()), others, deletes)
 
     def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows] | None:
         """The rows of the new files that no longer live in `current`, the old files by path. None if rows of an old
@@ -139,7 +139,7 @@ class RewrittenFiles:
 
 
 @dataclass(frozen=True)
-class Replacement:
+class FileReplacement:
     """A replacement at one snapshot: the old files, the other tasks of the same plan, and deletes of the new files."""
 
     opened: OpenTable
@@ -167,7 +167,7 @@ def commit_replacement(
     delete file of another commit cannot be read. After an error the new files are deleted, unless the outcome of the
     commit is unknown."""
     storage = new.target.storage
-    attempt, current = 1, Replacement(new.opened, new.tasks, others)
+    attempt, current = 1, FileReplacement(new.opened, new.tasks, others)
     while True:
         body = replacement(
             current.opened,

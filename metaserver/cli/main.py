@@ -24,6 +24,9 @@ _COMMANDS = {
     "serve": DeferredCommand(
         "seamark.metaserver.cli.serve:serve", "Starts the server and stays until SIGTERM or Ctrl-C.", "server"
     ),
+    "demo": DeferredCommand(
+        "seamark.metaserver.cli.demo:demo", "Looks one user up in 2,000 files, then again with an index.", "demo"
+    ),
     "token": DeferredCommand(
         "seamark.metaserver.cli.access:token", "Makes, lists and revokes bearer tokens.", "server"
     ),

@@ -16,11 +16,13 @@ REPO = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
+COMMANDS_OF_DEMO = ("seamark.metaserver.cli.demo",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
     "trino": (("trino",), ("seamark.connector.trino",)),
     "server": (("server", "otel"), ("seamark.metaserver", "seamark.cache")),
+    "demo": (("server", "demo"), COMMANDS_OF_DEMO),
 }
 """Part -> extras that it needs; packages all of whose modules they let one import."""
 ELSEWHERE = ("seamark.connector.spark", "seamark.connector.trino", "seamark.connector.plans")
@@ -102,7 +104,7 @@ def modules_of(part: str) -> list[str]:
         for name in names:
             if part == "client" and name.startswith(ELSEWHERE):
                 continue
-            if part == "server" and name.startswith(COMMANDS_OF_TRINO):
+            if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO):
                 continue
             found.append(name)
     return found

@@ -1,0 +1,90 @@
+"""`seamark demo`: its lookups return the rows that were written, its index leaves files out, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.catalog.rest import RestCatalog
+from rich.progress import Progress
+
+from seamark.metaserver.cli import demo
+from seamark.metaserver.cli.main import cli
+from tests.services.process import REPO, http_ok
+from tests.services.seamark import Seamark
+
+ARGV = [sys.executable, "-c", "from seamark.metaserver.cli.main import main; main()", "demo"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """With the settings of another server, which are not for the demo's."""
+    others = {"SEAMARK_DATABASE": "postgresql://nobody@127.0.0.1:1/none", "SEAMARK_AUTH": "token"}
+    return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **others}
+
+
+def test_a_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*ARGV, "--files", "60"], env=environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    shown = {
+        name.strip(): int(files.replace(",", ""))
+        for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", done.stdout, re.M)
+    }
+    before, after, least = shown.values()
+    assert before == 60
+    assert least <= after < 30
+    assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", done.stdout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_ends_with_its_server(tmp_path: Path) -> None:
+    argv = [*ARGV, "--files", "3", "--keep"]
+    with subprocess.Popen(argv, env=environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = next(found[0] for line in process.stdout if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)))
+        assert http_ok(f"{url}/readyz")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not http_ok(f"{url}/readyz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_answer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = demo.write
+
+    def write_less(catalog: RestCatalog, events: pa.Table) -> None:
+        write(catalog, events.slice(0, len(events) // 2))
+
+    monkeypatch.setattr(demo, "write", write_less)
+    with (
+        Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}) as server,
+        pytest.raises(click.ClickException, match=r"returned \d+ rows"),
+    ):
+        demo.measure(server.base_url, 4, Progress(disable=True))
+
+
+@pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])
+def test_a_senseless_number_of_files_is_refused(files: str) -> None:
+    done = CliRunner().invoke(cli, ["demo", "--files", files])
+    assert done.exit_code == 2
+    assert "--files" in done.output
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "START_S", 20.0)
+    (tmp_path / "home").write_text("a file is in the way")
+    started_s = time.monotonic()
+    with pytest.raises(click.ClickException, match="did not start") as failed, demo._server(tmp_path):
+        pass
+    assert "home" in failed.value.message
+    assert time.monotonic() - started_s < 20
