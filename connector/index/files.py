@@ -105,6 +105,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         Projection(
             task.projection.schema,
             task.projection.partitioned | file.partitioned,
+            task.definition.mapping,
         ),
         filesystem=filesystem,
         rows=file.records,

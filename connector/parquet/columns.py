@@ -2,8 +2,8 @@
 
 The result equals what all readers of the table see; otherwise Unreadable is raised. An index of other values would hide
 rows, while a file without an index is only read more often. Columns are matched by the ids in the Parquet schema
-(Iceberg spec: "Column Projection"). A file without ids, for example an imported file, is not read: its columns depend
-on the table's name mapping, which may change after the index is built. A column that the file lacks is null.
+(Iceberg spec: "Column Projection"), or by a name mapping in a file without ids, for example an imported file. A column
+that the file lacks is null.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of, with_mapped_ids
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
 from seamark.metaserver.iceberg.types.schema import Schema
 
 DECODED_BYTES = 4 << 30
@@ -28,11 +29,12 @@ class Projection:
     """How columns of a table are matched with the columns of its files.
 
     `partitioned`: columns with an identity field in the file's partition spec; if the file lacks them, readers take
-    their values from the partition.
+    their values from the partition. `mapping`: for files without field ids, which are not read without it.
     """
 
     schema: Schema
     partitioned: frozenset[int] = field(default_factory=frozenset)
+    mapping: NameMapping | None = None
 
 
 def read_columns(
@@ -54,10 +56,8 @@ def read_columns(
             file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
             if file.rows != rows:
                 raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
-            if not has_ids(file.schema):
-                reason = "it has no field ids; readers tell its columns by a name mapping, which may change"
-                raise Unreadable(path, reason)
-            columns = file.plain_columns(places_of(file.schema, distinct_ids))
+            fields = with_mapped_ids(list(file.schema), projection.mapping)
+            columns = file.plain_columns(places_of(fields, distinct_ids))
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError) as error:

@@ -10,59 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
-from seamark.metaserver.iceberg.files.parquet import FIELD_ID, AmbiguousColumn, has_ids, id_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, id_of
 from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, StructType, Type
 from seamark.metaserver.iceberg.types.values import Value, decode_json
 
 Convert = Callable[[pa.Array], pa.Array]
-
-
-class NameMapping(msgspec.Struct, frozen=True, rename="kebab"):
-    """One field of the table's property `schema.name-mapping.default` (spec: "Name Mapping Serialization")."""
-
-    names: tuple[str, ...]
-    field_id: int | None = None
-    fields: tuple[NameMapping, ...] = ()
-
-
-def parse_name_mapping(text: str) -> tuple[NameMapping, ...]:
-    """ValueError for an invalid name mapping."""
-    try:
-        return msgspec.json.decode(text, type=tuple[NameMapping, ...])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"the table's name mapping is invalid: {error}") from None
-
-
-def apply_name_mapping(fields: Sequence[pa.Field], mapping: Sequence[NameMapping] | None) -> list[pa.Field]:
-    """The columns of a file with its ids, or with ids from the name mapping. AmbiguousColumn if it has neither."""
-    if has_ids(fields):
-        return list(fields)
-    if mapping is None:
-        raise AmbiguousColumn("it has no field ids, and the table has no name mapping (schema.name-mapping.default)")
-    return [_with_mapped_ids(field, field.name, mapping) for field in fields]
-
-
-def _with_mapped_ids(field: pa.Field, name: str, mapping: Iterable[NameMapping]) -> pa.Field:
-    entry = next((candidate for candidate in mapping if name in candidate.names), None)
-    if entry is None:
-        return field
-    kind, children = field.type, entry.fields
-    if pa.types.is_struct(kind):
-        kind = pa.struct([_with_mapped_ids(child, child.name, children) for child in kind])
-    elif pa.types.is_map(kind):
-        kind = pa.map_(
-            _with_mapped_ids(kind.key_field, "key", children), _with_mapped_ids(kind.item_field, "value", children)
-        )
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = pa.list_(_with_mapped_ids(kind.value_field, "element", children))
-    mapped = pa.field(field.name, kind, nullable=field.nullable)
-    return mapped if entry.field_id is None else mapped.with_metadata({FIELD_ID: str(entry.field_id)})
 
 
 class FileProjection:
@@ -71,7 +28,7 @@ class FileProjection:
     def __init__(
         self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
     ) -> None:
-        """`file`: its columns with ids (`apply_name_mapping`). `partition`: the values of identity partition fields, by
+        """`file`: its columns with ids (`with_mapped_ids`). `partition`: the values of identity partition fields, by
         column id. AmbiguousColumn if no unique column matches a field, or its type cannot be promoted."""
         names = [column.name for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}

@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.filters import Mask, evaluate_filter
 from seamark.connector.parquet.pages import Pages
-from seamark.connector.parquet.projection import FileProjection, apply_name_mapping
+from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.parquet.row_groups import RowGroups
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import InheritedLineage
 from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, Longs, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
 from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
+from seamark.metaserver.iceberg.files.parquet import with_mapped_ids
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
@@ -58,7 +59,7 @@ class FileRowReader:
             self._column_paths[column_id] = (root.id, steps)
         self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
         outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
-        fields = apply_name_mapping(list(self.file.schema_arrow), self.mapping)
+        fields = with_mapped_ids(list(self.file.schema_arrow), self.mapping)
         needed = {field.id: field for field in (*outputs, *tested.values())}
         self._projected = FileProjection(fields, needed.values(), _identities(read_plan, task))
         self._tested_ids = list(tested)

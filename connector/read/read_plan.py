@@ -24,7 +24,6 @@ FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the path of the data file, and the position of the row in it.
 The columns of row lineage are also metadata columns. A table's column with such a name takes precedence."""
 BATCH_ROWS = 65_536
-NAME_MAPPING = "schema.name-mapping.default"
 METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
 Longs = npt.NDArray[np.int64]
 

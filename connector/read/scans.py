@@ -31,14 +31,14 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.parquet.pages import Pages
-from seamark.connector.parquet.projection import parse_name_mapping
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
-from seamark.connector.read.read_plan import BATCH_ROWS, NAME_MAPPING, Longs, ReadCounts, ReadPlan, plan_read
+from seamark.connector.read.read_plan import BATCH_ROWS, Longs, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
+from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
 _HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as

@@ -45,6 +45,7 @@ from seamark.metaserver.index.files.definitions import (
     check_name,
     define,
     read_definitions,
+    with_name_mapping,
 )
 from seamark.metaserver.index.keys.terms import Term
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
@@ -273,6 +274,7 @@ def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata
     given |= body.parameters
     state = body.state if body.state is not None else before.state if before else ENABLED
     definition = define(name, kind, columns, metadata.current_schema, parameters=given, state=state)
+    definition = with_name_mapping(definition, metadata)
     twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
         raise AlreadyExists(

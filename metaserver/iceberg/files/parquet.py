@@ -1,6 +1,7 @@
 """Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). Pure.
 
-A column is identified by its field id, under any name. If two columns have the id, or a path is ambiguous,
+A column is identified by its field id, under any name. The columns of a file without ids get them from the table's name
+mapping. If two columns have the id, or a path is ambiguous,
 `AmbiguousColumn` is raised, and the caller adds the file's path. Readers handle names and defaults of missing columns.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING, NameMapping
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -45,8 +47,45 @@ def id_of(field: pa.Field) -> int | None:
 
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
-    """Whether any column outside lists and maps has a field id."""
-    return next(_by_id(fields), None) is not None
+    """Whether any column has a field id, at any depth."""
+    return any(id_of(field) is not None or has_ids(_children(field.type)) for field in fields)
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return list(kind)
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.value_field] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
+def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
+    """The columns of a file with its ids, or with ids from the name mapping. AmbiguousColumn if it has neither."""
+    if has_ids(fields):
+        return list(fields)
+    if mapping is None:
+        raise AmbiguousColumn(f"it has no field ids, and the table has no name mapping ({NAME_MAPPING})")
+    return [_with_mapped_ids(field, field.name, mapping) for field in fields]
+
+
+def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
+    entries = [candidate for candidate in mapping if name in candidate.names]
+    if len(entries) > 1:
+        raise AmbiguousColumn(f"the table's name mapping maps its column {name!r} {len(entries)} times")
+    if not entries:
+        return field
+    kind, children = field.type, entries[0].fields
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_with_mapped_ids(child, child.name, children) for child in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(
+            _with_mapped_ids(kind.key_field, "key", children), _with_mapped_ids(kind.item_field, "value", children)
+        )
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = pa.list_(_with_mapped_ids(kind.value_field, "element", children))
+    mapped = pa.field(field.name, kind, nullable=field.nullable)
+    field_id = entries[0].field_id
+    return mapped if field_id is None else mapped.with_metadata({FIELD_ID: str(field_id)})
 
 
 def places_of(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, Place]:

@@ -11,7 +11,7 @@ Unreadable if the budget is exhausted, for a column inside a list, and for pages
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,12 @@ _OFFSET = 8
 """Bytes of the offset or the index of a string."""
 _FIXED_MIN = 16
 """Memory of a fixed-width value: the widest number, a decimal."""
+_OPTIONS: dict[str, Any] = {
+    "pre_buffer": False,
+    "arrow_extensions_enabled": False,
+    # INT96 timestamps, which Spark and Hive write: in nanoseconds, those before 1677 would overflow.
+    "coerce_int96_timestamp_unit": "us",
+}
 _WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
 """Logical types of byte arrays."""
 
@@ -80,7 +86,7 @@ class BoundedParquet:
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
         budget.take(_footer_weight(source, path, budget.left_bytes), path)
-        self._file = pq.ParquetFile(source, pre_buffer=False, arrow_extensions_enabled=False)
+        self._file = pq.ParquetFile(source, **_OPTIONS)
         self.rows: int = self._file.metadata.num_rows
 
     @property
@@ -141,8 +147,7 @@ class BoundedParquet:
                 self._source,
                 metadata=self._file.metadata,
                 read_dictionary=repeated,
-                pre_buffer=False,
-                arrow_extensions_enabled=False,
+                **_OPTIONS,
             )
         start = 0
         for number in range(file.metadata.num_row_groups):

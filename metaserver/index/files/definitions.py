@@ -10,14 +10,16 @@ before they are written. Any engine may set the property, so an invalid value is
 index; it makes no plan fail.
 
 A definition's id consists of its content (kind, terms by field id, parameters) without its name: an index that is
-dropped and created again uses the index files that were built for it, which contain the id. Pure.
+dropped and created again uses the index files that were built for it, which contain the id. The names by which the
+table's name mapping finds the columns in files without field ids are a part of the content, so a mapping that changes
+them makes another index. Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +27,12 @@ import msgspec
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.name_mapping import (
+    NameMapping,
+    mapping_of_columns,
+    name_mapping_of,
+    parse_name_mapping,
+)
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, name_of
 from seamark.metaserver.index.keys.keys import family
@@ -38,6 +46,9 @@ STATES = (ENABLED, PAUSED)
 BUCKET = "bucket"
 BUCKET_PREFIX = "bucket:"
 """Prefix of the names of indexes that a partition spec defines; other names contain no colon."""
+_MAPPING = "name-mapping"
+_MAPPING_MAX = 4096
+"""Maximum length of a name mapping in a definition; with a longer one, files without field ids are not indexed."""
 DEFINITIONS_MAX = 256
 """Maximum definitions of a table; further properties are not read."""
 
@@ -48,19 +59,22 @@ _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`parameters`: the parameters of the kind, by name."""
+    """`parameters`: the parameters of the kind, by name. `mapping`: the table's name mapping of the columns."""
 
     name: str
     kind: str
     terms: tuple[Term, ...]
     parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
     state: str = ENABLED
+    mapping: NameMapping | None = None
 
     @cached_property
     def id(self) -> str:
         """Canonical JSON with field ids; it is stored in index files and identifies the definition in the registry."""
         terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
         content = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
+        if self.mapping is not None:
+            content[_MAPPING] = self.mapping
         return msgspec.json.encode(content).decode()
 
     @property
@@ -119,15 +133,29 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:
         return _NONE
+    mapping = name_mapping_of(metadata.properties)
     by_name: dict[str, IndexDefinition] = {}
     problems = dict.fromkeys(names[DEFINITIONS_MAX:], f"a table has at most {DEFINITIONS_MAX} indexes")
     for name in names[:DEFINITIONS_MAX]:
         try:
             check_name(name)
-            by_name[name] = _read(name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas)
+            definition = _read(name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas)
+            by_name[name] = _with_mapping(definition, mapping)
         except BadRequest as error:
             problems[name] = error.message
     return Definitions(by_name, problems)
+
+
+def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
+    """The definition as an index of this table."""
+    return _with_mapping(definition, name_mapping_of(metadata.properties))
+
+
+def _with_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
+    if mapping is None:
+        return definition
+    part = mapping_of_columns(mapping, (term.column_id for term in definition.terms))
+    return replace(definition, mapping=part) if len(msgspec.json.encode(part)) <= _MAPPING_MAX else definition
 
 
 def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
@@ -183,10 +211,16 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     content = _object(definition_id)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
+    mapping = content.pop(_MAPPING, None)
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
     resolved = [resolve_id(item["transform"], item["field-id"], schema, older) for item in terms]
     definition = _defined(name, kind, resolved, content, ENABLED)
+    if mapping is not None:
+        try:
+            definition = replace(definition, mapping=parse_name_mapping(msgspec.json.encode(mapping).decode()))
+        except ValueError as error:
+            raise BadRequest(f"The definition has an invalid name mapping: {error}") from None
     if definition.id != definition_id:
         raise BadRequest(f"The definition is not spelled as {definition.id}")
     return definition

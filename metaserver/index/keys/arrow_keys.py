@@ -183,6 +183,8 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
         want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_unit(name)]
         return _rescaled(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
+        if name in TIMESTAMPS and _unit(name) == "ns" and arrow.unit != "ns":
+            raise _no_values(arrow, kind)  # files with INT96 timestamps are read in microseconds
         numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
         return _rescaled(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
     raise _no_values(arrow, kind)

@@ -18,6 +18,7 @@ import structlog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.metaserver.index.files.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
 from seamark.metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import IndexFiles
@@ -80,7 +81,7 @@ class IndexSelection:
         texts = tuple(item for item in metadata.properties.items() if item[0].startswith(PREFIX))
         if not texts:
             return ()
-        key = (metadata.table_uuid, metadata.current_schema_id, texts)
+        key = (metadata.table_uuid, metadata.current_schema_id, texts, metadata.properties.get(NAME_MAPPING))
         cached = self._definitions.get(key)
         if cached is None or cached[0] != metadata.schemas:
             cached = self._definitions[key] = (metadata.schemas, read_definitions(metadata))

@@ -20,6 +20,7 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import Mask
@@ -99,8 +100,10 @@ class DimensionRequest:
             *(column for column, _ in self.columns),
             *filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
         )
-        defaults = tuple(_default(self.bound_scan.metadata, column) for column in read)
-        return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, defaults
+        metadata = self.bound_scan.metadata
+        mapping = name_mapping_of(metadata.properties)
+        sources = tuple(_source(metadata, mapping, column) for column in read)
+        return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, sources
 
 
 class Dimensions:
@@ -112,7 +115,7 @@ class Dimensions:
         self._clock = clock
         self._limits = limits
         keys_bytes = limits.memory_bytes // _KEYS_SHARE
-        self._columns: MemoryCache[tuple[str, DimensionColumn, str], FileColumn] = MemoryCache(
+        self._columns: MemoryCache[tuple[str, DimensionColumn, Hashable], FileColumn] = MemoryCache(
             limits.memory_bytes - keys_bytes
         )
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes)
@@ -182,17 +185,19 @@ class Dimensions:
         self, metadata: TableMetadata, files: Sequence[_File], needed: Sequence[DimensionColumn]
     ) -> list[Columns]:
         """The columns of each file."""
-        rows = DataRows(self._objects, asyncio.get_running_loop(), self._limits.read_bytes, self._limits.decoded_bytes)
-        defaults = {column: _default(metadata, column) for column in needed}
+        mapping = name_mapping_of(metadata.properties)
+        loop = asyncio.get_running_loop()
+        rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)
+        sources = {column: _source(metadata, mapping, column) for column in needed}
 
         async def read(file: _File) -> Columns:
-            found = {ref: self._columns.get((file.path, ref, defaults[ref])) for ref in needed}
+            found = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
             missing = [ref for ref, column in found.items() if column is None]
             if missing:
                 fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
                 self.files_read += 1
                 for ref, column in fresh.items():
-                    key = file.path, ref, defaults[ref]
+                    key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
                     found[ref] = column
             return {ref: column for ref, column in found.items() if column is not None}
@@ -253,14 +258,15 @@ def _newest_first(metadata: TableMetadata) -> list[Schema]:
     )
 
 
-def _default(metadata: TableMetadata, column_ref: DimensionColumn) -> str:
-    """The column's value in files that lack it.
+def _source(metadata: TableMetadata, mapping: NameMapping | None, column_ref: DimensionColumn) -> tuple[str, Hashable]:
+    """The column's value in files that lack it, and its names in files without field ids.
 
-    It is part of cache keys, because tables registered from one metadata file share files and column ids, and may
-    define different defaults for a new column.
+    They are part of cache keys, because tables registered from one metadata file share files and column ids, and may
+    define different defaults for a new column; a name mapping can change.
     """
     columns = (schema.column(column_ref.column_id) for schema in _newest_first(metadata))
-    return repr(next((column.initial_default for column in columns if column is not None), None))
+    default = repr(next((column.initial_default for column in columns if column is not None), None))
+    return default, None if mapping is None else mapping_of_columns(mapping, [column_ref.column_id])
 
 
 def _keys_of(column_ref: DimensionColumn, kind: str, read: Sequence[Columns], rows: Sequence[Mask | None]) -> KeySet:

@@ -29,6 +29,7 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.index.blocks.decoding import Decoders
@@ -136,8 +137,9 @@ class Planner:
         """Plans a scan whose filter is bound. Corrupt, with its path, if a file of the table is damaged."""
         metadata, request = bound_scan.metadata, bound_scan.request
         cached = await self._checked(bound_scan, entry)
-        # The current schema is part of the key because the answer formats partitions and columns by it.
-        schemas = (bound_scan.schema.id, metadata.current_schema_id)
+        # The current schema is part of the key because the answer formats partitions and columns by it; the name
+        # mapping, because data files are read by that of the scan.
+        schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
         index_access = self._index_access(bound_scan, entry)
         key: tuple[object, ...] = (bound_scan.text, *schemas, request.start_snapshot_id, request.end_snapshot_id)
         if index_access is not None:

@@ -1,8 +1,8 @@
 """Reads columns of data files by Iceberg field id, for some of their rows, with range reads.
 
-A column is identified by the field ids in the file; a file without them is `Unreadable`. Costs are bounded: only the
-column chunks of row groups with a requested row are fetched, and the budgets of a request limit the fetched and the
-decoded bytes.
+A column is identified by the field ids in the file, or by the table's name mapping in a file without them; without
+both the file is `Unreadable`. Costs are bounded: only the column chunks of row groups with a requested row are fetched,
+and the budgets of a request limit the fetched and the decoded bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from seamark.metaserver.errors import BadRequest, StorageError
 from seamark.metaserver.iceberg.files.budget import Budget, Part, decoded_budget
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Place, Unreadable, places_of, with_mapped_ids
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.objects.port import ObjectStore
 
@@ -84,10 +85,16 @@ class DataRows:
     """Reads columns of rows of data files. `read` must run in a thread, not on the event loop."""
 
     def __init__(
-        self, objects: ObjectStore, loop: asyncio.AbstractEventLoop, limit_bytes: int, decoded_bytes: int
+        self,
+        objects: ObjectStore,
+        loop: asyncio.AbstractEventLoop,
+        mapping: NameMapping | None,
+        limit_bytes: int,
+        decoded_bytes: int,
     ) -> None:
-        """`limit_bytes`: what one request may fetch. `decoded_bytes`: what it may hold in memory."""
-        self._objects, self._loop = objects, loop
+        """`mapping`: the table's. `limit_bytes`: what one request may fetch. `decoded_bytes`: what it may hold in
+        memory."""
+        self._objects, self._loop, self._mapping = objects, loop, mapping
         self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
         self.decoded = decoded_budget(decoded_bytes)
 
@@ -101,7 +108,7 @@ class DataRows:
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
-            places = places_of(file.schema, column_ids)
+            places = self._places(file, column_ids)
             absent = [column_id for column_id in column_ids if column_id not in places]
             if absent:
                 raise Unreadable(path, f"it has no column with field id {absent[0]}")
@@ -114,16 +121,17 @@ class DataRows:
     def read_all(
         self, path: str, size: int, records: int, column_ids: Sequence[int]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """All rows of the columns that the file has. Unreadable if the file has no field ids."""
+        """All rows of the columns that the file has. Unreadable as in `read`, except for a missing column."""
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
-            if not has_ids(file.schema):
-                raise Unreadable(path, "its columns have no field ids")
-            places = places_of(file.schema, column_ids)
+            places = self._places(file, column_ids)
             return file.columns(places) if places else {}
 
         with self._read(path, size, records, read) as columns:
             yield columns
+
+    def _places(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, Place]:
+        return places_of(with_mapped_ids(list(file.schema), self._mapping), column_ids)
 
     @contextmanager
     def _read(

@@ -21,6 +21,7 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.files.budget import Budget
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.name_mapping import name_mapping_of
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.keys.arrow_keys import keys_of
@@ -75,7 +76,9 @@ class RowDeletes:
 
     def evaluator_of(self, scan: Scan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """The evaluator of one request. `known`: columns whose values the caller knows for the rows, by column id."""
-        data = DataRows(self._objects, asyncio.get_running_loop(), DATA_LIMIT_BYTES, self._decoded_bytes)
+        mapping = name_mapping_of(scan.metadata.properties)
+        loop = asyncio.get_running_loop()
+        data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes)
         return DeleteEvaluator(scan, self._files, data, known or {})
 
 

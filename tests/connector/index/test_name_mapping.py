@@ -1,0 +1,238 @@
+"""Files without field ids: they are indexed, planned and read by the table's name mapping, which changes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.audits import verify_sample
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.verification import VerificationResult
+from seamark.connector.read.scans import scan
+from seamark.connector.write.upserts import MODES, upsert
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+COLUMNS = ["id", "name", "note", "at"]
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("at", pa.timestamp("us"))])
+INDEXES = {
+    "by_id": {"kind": "bloom", "columns": ["id"], "fpp": 0.001},
+    "by_name": {"kind": "bitmap", "columns": ["name"]},
+    "by_note": {"kind": "bloom", "columns": ["lower(note)"], "fpp": 0.001},
+    "by_key": {"kind": "record", "columns": ["id"]},
+    "by_time": {"kind": "bloom", "columns": ["at"], "fpp": 0.001},
+}
+NAME_MAPPING = "schema.name-mapping.default"
+
+
+@pytest.fixture
+def catalog(served: Served) -> Iterator[RestCatalog]:
+    with catalog_at(served.url) as made:
+        yield made
+
+
+def some_rows(rng: random.Random, count: int) -> pa.Table:
+    names, notes = ["Ann", "ann", "Bob", None], ["x", "X", "y", None]  # a swap of the two is seen
+    first = datetime.datetime(1000, 1, 1)
+    return pa.table(
+        {
+            "id": pa.array([rng.choice([None, *range(200)]) for _ in range(count)], pa.int64()),
+            "name": pa.array([rng.choice(names) for _ in range(count)], pa.string()),
+            "note": pa.array([rng.choice(notes) for _ in range(count)], pa.string()),
+            "at": pa.array([first + datetime.timedelta(days=rng.randrange(900_000)) for _ in range(count)]),
+        },
+        schema=SCHEMA,
+    )
+
+
+def imported(folder: Path, number: int, rows: pa.Table, names: dict[str, str], rng: random.Random) -> str:
+    """The URI of a file without ids whose columns have the given names, in any order; some have INT96 timestamps."""
+    order = rng.sample(COLUMNS, len(COLUMNS))
+    written = rows.select(order).rename_columns([names[column] for column in order])
+    path = folder / f"{number}.parquet"
+    pq.write_table(written, path, use_deprecated_int96_timestamps=rng.random() < 0.5)
+    return path.as_uri()
+
+
+def add_file(table: Table, location: str, rows: int) -> None:
+    """Without column bounds, which a later mapping may contradict. PyIceberg's `add_files` wants the table's names."""
+    size_bytes = Path(urlsplit(location).path).stat().st_size
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=rows,
+        file_size_in_bytes=size_bytes,
+        spec_id=0,
+    )
+    file.spec_id = 0
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        append.append_data_file(file)
+
+
+def mapping_of(names: dict[str, list[str]]) -> str:
+    entries = [{"field-id": number, "names": names[column]} for number, column in enumerate(COLUMNS, 1)]
+    return json.dumps(entries)
+
+
+def verdict_ok(verdict: VerificationResult) -> bool:
+    assert not verdict.problems
+    return True
+
+
+def literal(value: Any) -> str:
+    if isinstance(value, datetime.datetime):
+        return f"'{value.isoformat()}'"
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
+    """A filter, and whether a row matches it."""
+    column = rng.choice(["id", "name", "name", "note", "at"])
+    values = [row[column] for row in rows if row[column] is not None] or [5 if column == "id" else "Ann"]
+    value = rng.choice(values)
+    if rng.random() < 0.2:
+        return f"{column} IS NULL", lambda row: row[column] is None
+    return f"{column} = {literal(value)}", lambda row: row[column] == value
+
+
+@pytest.mark.parametrize("seed", [first_seed() + number for number in range(4)])
+def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
+    served: Served, catalog: RestCatalog, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    folder = tmp_path / "imported"
+    folder.mkdir()
+    table = catalog.create_table("db.t", schema=SCHEMA, properties={"write.metadata.metrics.default": "none"})
+    with closing(IndexClient(served.url)) as client:
+        for name, index in INDEXES.items():
+            client.put_index("db.t", name, **index)
+    # What each file holds: the values under the names that its columns have, or under the table's columns by id.
+    files: list[tuple[list[dict[str, Any]], dict[str, str] | None]] = []
+    mapped: dict[str, list[str]] | None = None
+    pruned = 0
+    for step in range(12):
+        action = rng.choice(["import", "import", "append", "swap", "swap", "alias", "build", "build"])
+        if action == "append":
+            rows = some_rows(rng, 30)
+            table.append(rows)
+            files.append((rows.to_pylist(), None))
+        elif action == "import" or mapped is None:
+            rows = some_rows(rng, 30)
+            mapped = mapped or {column: [column] for column in COLUMNS}
+            names = {column: rng.choice(mapped[column]) for column in COLUMNS}
+            location = imported(folder, step, rows, names, rng)
+            with table.transaction() as transaction:
+                transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
+            add_file(table, location, rows.num_rows)
+            files.append((rows.to_pylist(), names))
+        elif action == "swap":  # `name` reads what was `note`, and the reverse
+            mapped = {**mapped, "name": mapped["note"], "note": mapped["name"]}
+        elif action == "alias":
+            mapped = {column: [*names, f"{column}_{step}"] for column, names in mapped.items()}
+        if action == "build":
+            with closing(IndexClient(served.url)) as client:
+                for name in INDEXES:
+                    report = build(client, "db.t", name, InProcessWorkers())
+                    assert report.files_not_indexed == 0
+                    verify_sample(
+                        client,
+                        "db.t",
+                        name,
+                        sample=9,
+                        verified=set(),
+                        on_verdict=lambda verdict, _: verdict_ok(verdict),
+                    )
+        with table.transaction() as transaction:
+            if mapped is not None:
+                transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
+        expected = [
+            row if names is None else renamed(row, names, mapped or {}) for rows_of, names in files for row in rows_of
+        ]
+        if not expected:
+            continue
+        with closing(SeamarkClient(served.url)) as client, closing(IndexClient(served.url)) as indexes:
+            for _ in range(6):
+                where, matches = some_filter(rng, expected)
+                found = Counter(
+                    tuple(row[column] for column in COLUMNS)
+                    for batch in scan(client, "db.t", where=where)
+                    for row in batch.to_pylist()
+                )
+                assert found == Counter(tuple(row[c] for c in COLUMNS) for row in expected if matches(row)), where
+                explained = indexes.explain("db.t", where)
+                pruned += sum(index["files-removed"] for index in explained.indexes)
+    assert pruned > 0
+
+
+def renamed(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
+    """What readers see of a row of an imported file, under the mapping of now."""
+    held = {names[column]: value for column, value in row.items()}
+    return {column: next((held[name] for name in mapped[column] if name in held), None) for column in COLUMNS}
+
+
+def import_files(table: Table, folder: Path, parts: list[pa.Table]) -> None:
+    """As users import: PyIceberg sets the name mapping."""
+    folder.mkdir()
+    for number, rows in enumerate(parts):
+        pq.write_table(rows, folder / f"{number}.parquet")
+    table.add_files([(folder / f"{number}.parquet").as_uri() for number in range(len(parts))])
+
+
+def keyed(ids: list[int], name: str, note: str | None = None) -> pa.Table:
+    at = [datetime.datetime(2026, 1, 1)] * len(ids)
+    return pa.table({"id": ids, "name": [name] * len(ids), "note": [note] * len(ids), "at": at}, schema=SCHEMA)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_imported_rows_are_upserted(served: Served, catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
+    table = catalog.create_table("db.t", schema=SCHEMA)
+    parts = [keyed([part + 20 * number for number in range(50)], "old") for part in range(20)]
+    import_files(table, tmp_path / "imported", parts)
+    with closing(IndexClient(served.url)) as indexes:
+        indexes.put_index("db.t", "by_key", **INDEXES["by_key"])
+        assert build(indexes, "db.t", "by_key", InProcessWorkers()).files_not_indexed == 0
+    with closing(SeamarkClient(served.url)) as client:
+        report = upsert(client, "db.t", keyed([7, 27, 5000], "new"), keys=["id"], mode=mode)
+    assert (report.updated, report.inserted) == (2, 1)
+    rows = catalog.load_table("db.t").scan().to_arrow()
+    assert Counter(rows["name"].to_pylist()) == {"old": 998, "new": 3}
+    assert sorted(rows.filter(pc.equal(rows["name"], "new"))["id"].to_pylist()) == [7, 27, 5000]
+
+
+def test_an_imported_dimension_prunes_the_facts(served: Served, catalog: RestCatalog, tmp_path: Path) -> None:
+    facts = catalog.create_table("db.facts", schema=SCHEMA)
+    import_files(facts, tmp_path / "facts", [keyed([part, part + 100], "fact") for part in range(10)])
+    dimension = catalog.create_table(
+        "db.dimension", schema=SCHEMA, properties={"write.metadata.metrics.default": "none"}
+    )
+    import_files(dimension, tmp_path / "dimension", [keyed([3, 5], "few", "other"), keyed([1, 2, 4], "other", "few")])
+    join = {"table": ["db", "dimension"], "on": {"id": "id"}, "predicate": "name = 'few'"}
+    with closing(IndexClient(served.url)) as client:
+        client.put_index("db.facts", "by_id", kind="bitmap", columns=["id"])
+        assert build(client, "db.facts", "by_id", InProcessWorkers()).files_not_indexed == 0
+        assert client.plan_table("db.facts", joins=[join]).files == 2
+        swapped = {"id": ["id"], "name": ["note"], "note": ["name"], "at": ["at"]}
+        with dimension.transaction() as transaction:
+            transaction.set_properties({NAME_MAPPING: mapping_of(swapped)})
+        assert client.plan_table("db.facts", joins=[join]).files == 3
