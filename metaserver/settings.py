@@ -399,6 +399,10 @@ class Settings:
         False,
         "Compact tables without the property seamark.compaction.enabled: merge small data files, apply deletes.",
     )
+    services_clustering: bool = setting(
+        True,
+        "Cluster tables that have the property seamark.clustering.columns, and not seamark.clustering.enabled.",
+    )
     services_expiration: bool = setting(
         False,
         "Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "

@@ -10,9 +10,11 @@ from typing import Any
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.compaction import compact
+from seamark.connector.write.replacements import RewriteReport
 
 Table = tuple[str, ...]
 AUDIT_S_MAX = 600.0
@@ -35,10 +37,19 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
 
 def run_compaction(client: IndexClient, table: Table) -> dict[str, Any]:
     """Compacts a table by its policy. RuntimeError if some files could not be read; the rest is done."""
-    report = compact(client, table)
+    return _totals_of(compact(client, table))
+
+
+def _totals_of(report: RewriteReport) -> dict[str, Any]:
     if report.errors:
-        raise RuntimeError(f"{len(report.errors)} parts of the table are not compacted, the first: {report.errors[0]}")
+        raise RuntimeError(f"{len(report.errors)} parts of the table are not rewritten, the first: {report.errors[0]}")
     return {name: count for name, count in dataclasses.asdict(report).items() if count}
+
+
+def run_clustering(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Clusters what is new in a table, by its policy. RuntimeError if some files could not be read; the rest is
+    done."""
+    return _totals_of(cluster_incrementally(client, table))
 
 
 def run_expiration(client: IndexClient, table: Table) -> dict[str, Any]:
@@ -55,6 +66,7 @@ def run_orphan_files(client: IndexClient, table: Table) -> dict[str, Any]:
 
 
 JOBS: dict[str, Callable[[IndexClient, Table], dict[str, Any]]] = {
+    "clustering": run_clustering,
     "compaction": run_compaction,
     "expiration": run_expiration,
     "indexing": run_indexing,

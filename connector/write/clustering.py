@@ -15,6 +15,7 @@ joined tables' rows.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -252,6 +253,11 @@ class Clustering:
                 rows_by_table[name] = self.attributes.rows(name, rows)
             points[:, number] = self.joined[number][rows_by_table[name]]
         return curve_keys(points, BITS, self.curve)
+
+
+def new_layer() -> str:
+    """The name of a new layer: files that a clustering writes together."""
+    return uuid.uuid4().hex[:12]
 
 
 def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:

@@ -12,14 +12,15 @@ of a table that grows by small commits is therefore rewritten a logarithmic numb
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.values import At
@@ -27,12 +28,11 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.connector.write.replacements import RewrittenFiles, commit_replacement
+from seamark.connector.write.replacements import RewriteReport, RewrittenFiles, is_rewritable, replace_batches
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, SMALL, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import (
@@ -76,28 +76,6 @@ class CompactionPolicy:
         )
 
 
-@dataclass
-class CompactionReport:
-    """Files and bytes of the replaced and of the new data files. `rows_deleted`: rows that writers deleted meanwhile;
-    `conflicts`: batches that were given up because writers changed too much of them; `bytes_wasted`: size of the files
-    of these batches; `given_up`: batches whose new files would be almost as many; `errors`: why others could not be
-    read; `files_skipped`: files whose format cannot be rewritten."""
-
-    commits: int = 0
-    conflicts: int = 0
-    bytes_wasted: int = 0
-    rows_deleted: int = 0
-    given_up: int = 0
-    files_before: int = 0
-    files_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    rows: int = 0
-    deletes_applied: int = 0
-    files_skipped: int = 0
-    errors: list[str] = field(default_factory=list)
-
-
 def compact(
     client: SeamarkClient,
     table: Name,
@@ -105,7 +83,7 @@ def compact(
     policy: CompactionPolicy | None = None,
     dry_run: bool = False,
     branch: str = MAIN,
-) -> CompactionReport:
+) -> RewriteReport:
     """Compacts a branch of a table, by default with the policy of its properties.
 
     `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
@@ -117,51 +95,22 @@ def compact(
     if policy is None:
         policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
     tasks = list(plan(client, opened))
-    report = CompactionReport()
-    readable = [task for task in tasks if _is_readable(task)]
-    report.files_skipped = len(tasks) - len(readable)
-    for batch in _batches(readable, policy):
-        size_bytes = sum(task.size_bytes for task in batch)
-        if dry_run:
-            report.files_after += -(-size_bytes // policy.target_bytes)
-            report.bytes_after += size_bytes
-        else:
-            chosen = {task.path for task in batch}
-            others = [task for task in tasks if task.path not in chosen]
-            try:
-                new = _rewrite(client, opened, batch, others, branch)
-            except Conflict:
-                report.conflicts += 1
-                report.bytes_wasted += size_bytes
-                continue
-            except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
-                report.errors.append(str(error))
-                continue
-            if new is None:
-                report.given_up += 1
-                continue
-            written, rows_deleted = new
-            tasks = others
-            report.commits += 1
-            report.files_after += len(written.files)
-            report.bytes_after += written.size_bytes
-            report.rows += written.rows
-            report.rows_deleted += rows_deleted
-        report.files_before += len(batch)
-        report.bytes_before += size_bytes
-        report.deletes_applied += len({delete["file-path"] for task in batch for delete in task.deletes})
-    return report
-
-
-def _is_readable(task: ScanTask) -> bool:
-    formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
-    is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"
-    return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")
+    batches = _batches([task for task in tasks if is_rewritable(task)], policy)
+    return replace_batches(
+        client,
+        opened,
+        tasks,
+        ((batch, partial(_rewrite, opened, batch)) for batch in batches),
+        target_bytes=policy.target_bytes,
+        dry_run=dry_run,
+        branch=branch,
+        summary={"compacted-by": "seamark"},
+    )
 
 
 def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[list[ScanTask]]:
     """The files to replace, in the order of the plan, a batch for each commit."""
-    shared = Counter(_delete_key(delete) for task in tasks for delete in task.deletes)
+    shared = count_deletes(tasks)
     partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
     for task in tasks:
         partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
@@ -178,6 +127,11 @@ def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[li
         yield batch
 
 
+def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
+    """To how many of the data files each delete applies."""
+    return Counter(_delete_key(delete) for task in tasks for delete in task.deletes)
+
+
 def _delete_key(delete: Mapping[str, Any]) -> DeleteKey:
     """A file of deletion vectors has one for each data file, at an offset."""
     return delete["file-path"], delete.get("content-offset")
@@ -185,7 +139,7 @@ def _delete_key(delete: Mapping[str, Any]) -> DeleteKey:
 
 def _chosen(members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy) -> list[ScanTask]:
     """The files of a partition to replace: those with many deletes, and those that tiers merge."""
-    chosen = {task.path for task in members if _has_many_deletes(task, shared)}
+    chosen = {task.path for task in members if has_many_deletes(task, shared)}
     small = [
         task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
     ]
@@ -208,25 +162,20 @@ def _tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     yield tier
 
 
-def _has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
+def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
     """By an estimate: the rows of a delete file are divided among the data files to which it applies."""
     deleted = sum(delete.get("record-count", 0) / shared[_delete_key(delete)] for delete in task.deletes)
     return len(task.deletes) >= DELETE_FILES or deleted >= DELETED * max(1, task.records)
 
 
-def _rewrite(
-    client: SeamarkClient, opened: OpenTable, batch: Sequence[ScanTask], others: Sequence[ScanTask], branch: str
-) -> tuple[WrittenFiles, int] | None:
-    """The new files, and the number of their rows that were deleted meanwhile. None if it is not worth
-    a commit. Conflict if writers changed too much of the batch. Unreadable, BadRequest."""
+def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
+    """None if it is not worth a commit. Unreadable, Unwritable."""
     target, origins = target_of(opened.metadata, opened.storage), OriginLog()
-    written = _write(opened, target, batch, origins).limit_indexes(target.storage)
+    written = _write(opened, target, batch, origins)
     if len(written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
         written.discard(target.storage)
         return None
-    new = RewrittenFiles(opened, target, batch, written, origins)
-    rows_deleted = commit_replacement(client, new, others, branch=branch, summary={"compacted-by": "seamark"})
-    return written, rows_deleted
+    return RewrittenFiles(opened, target, batch, written.limit_indexes(target.storage), origins)
 
 
 def _write(opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], origins: OriginLog) -> WrittenFiles:

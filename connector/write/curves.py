@@ -3,6 +3,7 @@
 The Hilbert curve uses Skilling's transform ("Programming the Hilbert curve", AIP Conference Proceedings 707, 2004), for
 any number of dimensions, one bit of all points at a time. The z-order interleaves the bits without the transform.
 Consecutive points of the Hilbert curve are neighbours, so a range of keys is a connected region; the z-order has jumps.
+The linear order sorts by the first attribute, then by the second.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-HILBERT, ZORDER = "hilbert", "zorder"
-CURVES = (HILBERT, ZORDER)
+from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, LINEAR, ZORDER
 
 Points = npt.NDArray[np.uint64]
 
@@ -25,12 +25,14 @@ def curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
     axes = points.T.copy()
     if curve == HILBERT:
         _transpose(axes, bits)
-    elif curve != ZORDER:
+    elif curve not in (ZORDER, LINEAR):
         raise ValueError(f"there is no curve {curve!r}: there are {', '.join(CURVES)}")
     shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
     # [rows, bits, attributes]: the highest bits of all attributes first.
-    interleaved = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
-    flat = interleaved.astype(np.uint8).reshape(len(points), bits * len(axes))
+    ordered = (axes.T[:, None, :] >> shifts[None, :, None]) & np.uint64(1)
+    if curve == LINEAR:  # all bits of the first attribute first
+        ordered = ordered.swapaxes(1, 2)
+    flat = ordered.astype(np.uint8).reshape(len(points), bits * len(axes))
     return np.packbits(flat, axis=1)
 
 

@@ -10,7 +10,7 @@ writer that deletes a few rows costs a rewrite no repeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
-from seamark.connector.client.errors import Conflict, Refused
+from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.values import At
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import FIRST_ROW_ID, SEQUENCE_NUMBER
@@ -32,6 +32,7 @@ from seamark.connector.write.row_origins import Longs, OriginLog
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 
 DELETED_MAX = 0.25
 """A rewrite is given up if a larger part of its rows was deleted meanwhile: the next rewrite would repeat it."""
@@ -197,6 +198,87 @@ def commit_replacement(
             if following is None:
                 raise
             attempt, current = attempt + 1, following
+
+
+@dataclass
+class RewriteReport:
+    """Files and bytes of the replaced and of the new data files. `rows_deleted`: rows that writers deleted meanwhile;
+    `conflicts`: batches that were given up because writers changed too much of them; `bytes_wasted`: size of the files
+    of these batches; `given_up`: batches that are not worth a commit; `errors`: why others could not be read;
+    `files_skipped`: files whose format cannot be rewritten."""
+
+    commits: int = 0
+    conflicts: int = 0
+    bytes_wasted: int = 0
+    rows_deleted: int = 0
+    given_up: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    rows: int = 0
+    deletes_applied: int = 0
+    files_skipped: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def replace_batches(
+    client: SeamarkClient,
+    opened: OpenTable,
+    tasks: Sequence[ScanTask],
+    batches: Iterable[tuple[Sequence[ScanTask], Callable[[], RewrittenFiles | None]]],
+    *,
+    target_bytes: int,
+    dry_run: bool,
+    branch: str,
+    summary: Mapping[str, str],
+) -> RewriteReport:
+    """Replaces batches of files, each in a commit of its own. `tasks`: all of the plan. A batch has a function that
+    writes its rows to new files, or returns None if it is not worth a commit.
+
+    `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
+    estimate. Refused."""
+    report = RewriteReport(files_skipped=sum(not is_rewritable(task) for task in tasks))
+    for batch, rewrite in batches:
+        size_bytes = sum(task.size_bytes for task in batch)
+        if dry_run:
+            report.files_after += -(-size_bytes // target_bytes)
+            report.bytes_after += size_bytes
+        else:
+            chosen = {task.path for task in batch}
+            others = [task for task in tasks if task.path not in chosen]
+            try:
+                new = rewrite()
+                rows_deleted = 0
+                if new is not None:
+                    rows_deleted = commit_replacement(client, new, others, branch=branch, summary=summary)
+            except Conflict:
+                report.conflicts += 1
+                report.bytes_wasted += size_bytes
+                continue
+            except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
+                report.errors.append(str(error))
+                continue
+            if new is None:
+                report.given_up += 1
+                continue
+            tasks = others
+            report.commits += 1
+            report.files_after += len(new.written.files)
+            report.bytes_after += new.written.size_bytes
+            report.rows += new.written.rows
+            report.rows_deleted += rows_deleted
+        report.files_before += len(batch)
+        report.bytes_before += size_bytes
+        report.deletes_applied += len({delete["file-path"] for task in batch for delete in task.deletes})
+    return report
+
+
+def is_rewritable(task: ScanTask) -> bool:
+    """Whether the data file and its delete files have a format that is read, and are not encrypted."""
+    formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
+    is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"
+    return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")
 
 
 def _names(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:

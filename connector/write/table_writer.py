@@ -137,10 +137,16 @@ class TableWriter:
     """Writes batches of any partitions in any order. As a context manager, it deletes its files on an exception."""
 
     def __init__(
-        self, target: WriteTarget, limits: WriteLimits = DEFAULT_LIMITS, *, origins: OriginLog | None = None
+        self,
+        target: WriteTarget,
+        limits: WriteLimits = DEFAULT_LIMITS,
+        *,
+        origins: OriginLog | None = None,
+        suffix: str = ".parquet",
     ) -> None:
-        """`origins`: records where each row of each file comes from; then each `write` must give it."""
-        self._target, self._limits, self._origins = target, limits, origins
+        """`origins`: records where each row of each file comes from; then each `write` must give it. `suffix`: of the
+        files' names."""
+        self._target, self._limits, self._origins, self._suffix = target, limits, origins, suffix
         self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
@@ -234,7 +240,9 @@ class TableWriter:
         if buffer.file is None:
             if len(self._open) >= self._limits.open_files:
                 self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
-            buffer.file = data_file_writer(self._target, self._target.new_location(buffer.partition))
+            buffer.file = data_file_writer(
+                self._target, self._target.new_location(buffer.partition, suffix=self._suffix)
+            )
             self._open[key] = buffer
         if self._origins is not None:
             self._origins.add(buffer.file.location, buffer.file.rows, rows.column(rows.num_columns - 1).to_numpy())

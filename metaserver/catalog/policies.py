@@ -14,7 +14,13 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
-PREFIXES = ("seamark.compaction.", "seamark.expiration.", "seamark.orphan-files.", "history.expire.")
+PREFIXES = (
+    "seamark.clustering.",
+    "seamark.compaction.",
+    "seamark.expiration.",
+    "seamark.orphan-files.",
+    "history.expire.",
+)
 """Of the properties that a namespace may have for its tables."""
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from seamark.metaserver.iceberg.metadata.compaction import ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services.clustering import clusters
+from seamark.metaserver.services.service import Job, count_of
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 7
@@ -17,34 +16,30 @@ _PAUSE_S, _FILES_A_SECOND = 60.0, 1000
 
 
 class Compaction:
-    """`default`: whether tables without the property are compacted."""
+    """`default`: whether tables without the property are compacted; `clusters`: whether tables with clustering columns
+    are clustered without the property. Their files are rewritten by that service."""
 
     name = "compaction"
 
-    def __init__(self, *, default: bool) -> None:
-        self._default = default
+    def __init__(self, *, default: bool, clusters: bool) -> None:
+        self._default, self._clusters = default, clusters
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the totals of the current snapshot; the job plans the table and finds what is worth a rewrite."""
         snapshot = metadata.current_snapshot
         if snapshot is None or metadata.format_version == 1:
             return None
-        if not as_bool(metadata.properties, ENABLED, self._default):
+        properties = metadata.properties
+        if not as_bool(properties, ENABLED, self._default) or clusters(properties, self._clusters):
             return None
         totals = snapshot.summary_map()
         files = count_of(totals, "total-data-files", 0)
         if not count_of(totals, "total-delete-files", 0):
-            target_bytes = count_of(metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
+            target_bytes = count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = count_of(totals, "total-files-size", 0)
-            min_files = count_of(metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)
+            min_files = count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)
             is_large = size_bytes >= small_below(metadata) * target_bytes * files  # on average
             if files < min_files or is_large:
                 return None
         pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
-
-
-def count_of(values: Mapping[str, str], name: str, default: int) -> int:
-    """A number of any size; the default if it is absent or no number. The job reports an invalid property."""
-    text = values.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 20 else default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -9,14 +10,16 @@ import numpy as np
 
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.clustering import ClusteringLayout, layer_of
 from seamark.metaserver.iceberg.metadata.compaction import DELETED, ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.services.compaction import count_of
+from seamark.metaserver.services.clustering import clusters
 from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
+from seamark.metaserver.services.service import count_of
 from seamark.metaserver.settings import Settings
 
 _MANY_SNAPSHOTS = 100
@@ -93,7 +96,8 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
         expired_snapshots=expired_snapshots,
         problems=(),
     )
-    return msgspec.structs.replace(health, problems=(*problems, *_problems(health, metadata, settings)))
+    found = (*problems, *_layout_problems(view, metadata, settings), *_problems(health, metadata, settings))
+    return msgspec.structs.replace(health, problems=found)
 
 
 def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
@@ -114,18 +118,48 @@ def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes
     )
 
 
+def _layout_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> list[Problem]:
+    try:
+        layout = ClusteringLayout.of(metadata.properties)
+    except BadRequest as error:
+        return [Problem("invalid property", error.message, "no files are clustered")]
+    if layout is None:
+        return []
+    layers = Counter(layer_of((path or b"").decode()) for path in lookup(view).texts("file_path").values())
+    files, loose = layers.total(), layers.pop(None, 0)
+    if loose < max(2, count_of(metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
+        return []
+    return [
+        Problem(
+            "unclustered files",
+            f"{loose:,} of {files:,} data files are not clustered by {layout.text}; the others form {len(layers):,} "
+            "layers",
+            "a query that filters on these columns opens all of them, and some files of each layer",
+            "clustering",
+            settings.services_workers > 0
+            and metadata.format_version > 1
+            and clusters(metadata.properties, settings.services_clustering),
+        )
+    ]
+
+
 def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) -> list[Problem]:
     found: list[Problem] = []
     properties, runs = metadata.properties, settings.services_workers > 0
-    compacts = runs and metadata.format_version > 1 and as_bool(properties, ENABLED, settings.services_compaction)
-    if health.files - health.files_if_compacted >= max(2, count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)) - 1:
+    by_clustering = clusters(properties, settings.services_clustering)
+    rewrites = by_clustering or as_bool(properties, ENABLED, settings.services_compaction)
+    service = "clustering" if by_clustering else "compaction"
+    compacts = runs and metadata.format_version > 1 and rewrites
+    least = max(2, count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)) - 1
+    # A clustering keeps small layers, until there is as much new data.
+    if not by_clustering and health.files - health.files_if_compacted >= least:
         found.append(
             Problem(
                 "small files",
                 f"{health.small_files:,} of {health.files:,} data files are smaller than "
                 f"{small_below(metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
                 f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
-                "compaction",
+                service,
                 compacts,
             )
         )
@@ -136,7 +170,7 @@ def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) 
                 f"{health.delete_files:,} delete files delete about {health.deleted_records:,} of {health.records:,} "
                 "rows",
                 "readers open the delete files, and read the deleted rows and drop them",
-                "compaction",
+                service,
                 compacts,
             )
         )

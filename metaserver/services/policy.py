@@ -9,6 +9,11 @@ import msgspec
 from seamark.metaserver.catalog.policies import Policies
 from seamark.metaserver.commit.expiration.orphan_files import AGE, AGE_DEFAULT_MS
 from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT_MS, MAX_REF_AGE, MIN_SNAPSHOTS
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
+from seamark.metaserver.iceberg.metadata.clustering import CURVE as CLUSTERING_CURVE
+from seamark.metaserver.iceberg.metadata.clustering import ENABLED as CLUSTERING_ENABLED
+from seamark.metaserver.iceberg.metadata.clustering import HILBERT, ClusteringLayout
 from seamark.metaserver.iceberg.metadata.compaction import ENABLED as COMPACTION_ENABLED
 from seamark.metaserver.iceberg.metadata.compaction import MIN_FILES, MIN_FILES_DEFAULT
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -19,6 +24,9 @@ from seamark.metaserver.settings import Settings
 _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
     COMPACTION_ENABLED: lambda settings: settings.services_compaction,
     MIN_FILES: str(MIN_FILES_DEFAULT),
+    CLUSTERING_ENABLED: lambda settings: settings.services_clustering,
+    CLUSTERING_COLUMNS: "",
+    CLUSTERING_CURVE: HILBERT,
     EXPIRATION_ENABLED: lambda settings: settings.services_expiration,
     MAX_AGE: str(MAX_AGE_DEFAULT_MS),
     MIN_SNAPSHOTS: "1",
@@ -26,7 +34,7 @@ _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
     ORPHAN_FILES_ENABLED: lambda settings: settings.services_orphan_files,
     AGE: str(AGE_DEFAULT_MS),
 }
-"""The default of each property, or the setting that is its default. Empty: no limit."""
+"""The default of each property, or the setting that is its default. Empty: no limit, or no columns."""
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
@@ -35,7 +43,12 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
         default = _DEFAULTS.get(name)
         if default is None:
             return f"{name!r} is unknown; the properties of a policy are {', '.join(_DEFAULTS)}"
-        if isinstance(default, str):
+        if name in (CLUSTERING_COLUMNS, CLUSTERING_CURVE):
+            try:
+                ClusteringLayout.of({CLUSTERING_COLUMNS: "c", name: value})
+            except BadRequest as error:
+                return error.message
+        elif isinstance(default, str):
             if not value.isdecimal() or not 0 < int(value) < 1 << 63:
                 return f"{name} is {value!r}; it must be a whole number above 0"
         elif value not in ("true", "false"):

@@ -6,6 +6,7 @@ commits is atomic. So the queue needs no storage: a new leader looks at every ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +29,12 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def key(self) -> tuple[str, str]:
         return self.service, self.uuid
+
+
+def count_of(values: Mapping[str, str], name: str, default: int) -> int:
+    """A number of any size; the default if it is absent or no number. The job reports an invalid property."""
+    text = values.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else default
 
 
 class JobFailed(Exception):

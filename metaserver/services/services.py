@@ -11,6 +11,7 @@ import structlog
 from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.services.clustering import TableClustering
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
@@ -74,7 +75,8 @@ async def open_scheduler(
     yield Scheduler(
         [
             Indexing(),
-            Compaction(default=settings.services_compaction),
+            TableClustering(default=settings.services_clustering),
+            Compaction(default=settings.services_compaction, clusters=settings.services_clustering),
             SnapshotExpiration(clock, default=settings.services_expiration),
             OrphanFileRemoval(default=settings.services_orphan_files),
         ],

@@ -10,6 +10,7 @@ import pytest
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.metaserver.services.clustering import TableClustering
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
@@ -56,17 +57,33 @@ def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> Tabl
     ],
 )
 def test_compaction_is_proposed_where_it_may_find_work(table: TableMetadata, proposed: bool) -> None:
-    assert (Compaction(default=False).propose(ENTRY, table) is not None) == proposed
+    assert (Compaction(default=False, clusters=True).propose(ENTRY, table) is not None) == proposed
 
 
 def test_the_property_of_a_table_outweighs_the_setting() -> None:
     totals = {"total_data_files": 9, "total_files_size": 9}
-    assert Compaction(default=True).propose(ENTRY, a_table({}, **totals)) is not None
-    assert Compaction(default=True).propose(ENTRY, a_table({"seamark.compaction.enabled": "false"}, **totals)) is None
+    service = Compaction(default=True, clusters=True)
+    assert service.propose(ENTRY, a_table({}, **totals)) is not None
+    assert service.propose(ENTRY, a_table({"seamark.compaction.enabled": "false"}, **totals)) is None
+
+
+def test_a_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
+    columns = {**ON, "seamark.clustering.columns": "id"}
+    totals = {"total_data_files": 9, "total_files_size": 9}
+    compaction, clustering = Compaction(default=True, clusters=True), TableClustering(default=True)
+    assert compaction.propose(ENTRY, a_table(columns, **totals)) is None
+    assert clustering.propose(ENTRY, a_table(columns, **totals)) is not None
+    off = {**columns, "seamark.clustering.enabled": "false"}
+    assert compaction.propose(ENTRY, a_table(off, **totals)) is not None
+    assert clustering.propose(ENTRY, a_table(off, **totals)) is None
+    assert TableClustering(default=False).propose(ENTRY, a_table(columns, **totals)) is None
+    assert clustering.propose(ENTRY, a_table(ON, **totals)) is None
+    assert clustering.propose(ENTRY, a_table(columns, version=1, **totals)) is None
 
 
 def test_plans_of_large_tables_are_rarer() -> None:
-    job = Compaction(default=True).propose(ENTRY, a_table({}, total_data_files=1_000_000, total_files_size=9))
+    service = Compaction(default=True, clusters=True)
+    job = service.propose(ENTRY, a_table({}, total_data_files=1_000_000, total_files_size=9))
     assert job is not None
     assert job.pause_s == 1000
 

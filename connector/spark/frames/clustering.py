@@ -41,12 +41,19 @@ from seamark.connector.spark.frames.results import RESULT, collect_results, enco
 from seamark.connector.spark.frames.writes import WriteReport, add_partition_number, decode_files, encode_files
 from seamark.connector.spark.types import for_spark, spark_type
 from seamark.connector.write.appends import commit
-from seamark.connector.write.clustering import Attributes, Clustering, JoinedRows, range_bounds, sortable_keys
-from seamark.connector.write.curves import CURVES, HILBERT
+from seamark.connector.write.clustering import (
+    Attributes,
+    Clustering,
+    JoinedRows,
+    new_layer,
+    range_bounds,
+    sortable_keys,
+)
 from seamark.connector.write.replacements import replacement
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, ClusteringLayout
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_long
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.wire import INDEX_FILES_MAX
@@ -122,8 +129,9 @@ def cluster(
     count = files or _count(target, size_bytes, target_file_bytes)
     rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
     target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
+    suffix = ClusteringLayout(tuple(by), curve).suffix(new_layer())
     work = ClusterTask.of(
-        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark)
+        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix
     )
     written = _written(task_frame, work)
     if written.rows != rows:
@@ -231,6 +239,8 @@ class ClusterTask:
     bounds: npt.NDArray[np.bytes_]
     """The first keys of all tasks except the first."""
     file_rows: int
+    suffix: str
+    """Of the names of the files."""
 
     @staticmethod
     def of(
@@ -241,10 +251,11 @@ class ClusterTask:
         rows: int,
         files: int,
         cores: int,
+        suffix: str,
     ) -> ClusterTask:
         tasks = min(files, max(_TASKS_A_CORE * cores, -(-rows // TASK_ROWS)))
         work = ClusterTask(
-            clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files))
+            clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
         )
         return replace(work, bounds=range_bounds(sortable_keys(work.keys(sample)), tasks))
 
@@ -298,7 +309,7 @@ def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Writes rows in key order to files with equal numbers of rows."""
     file_rows = 0
-    with TableWriter(work.target) as writer:
+    with TableWriter(work.target, suffix=work.suffix) as writer:
         for batch in batches:
             rest = batch.drop_columns(list(_OWN))
             while rest.num_rows:

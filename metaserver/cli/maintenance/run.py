@@ -8,10 +8,12 @@ from __future__ import annotations
 import click
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.orphan_files import remove_orphan_files
-from seamark.connector.write.compaction import CompactionReport, compact
+from seamark.connector.write.compaction import compact
+from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.explain import show_size
 from seamark.metaserver.cli.index import server_options
@@ -39,9 +41,26 @@ def compact_command(client: IndexClient, table: str, dry_run: bool) -> None:
             report = compact(client, table, dry_run=dry_run)
         except (OSError, SeamarkError) as error:
             raise click.ClickException(f"{table} is not compacted: {error}") from None
-    click.echo(_text(report, table, dry_run=dry_run))
-    if report.errors:
-        raise click.ClickException(f"{len(report.errors):,} parts of {table} are not compacted: {report.errors[0]}")
+    _show(report, table, "compact", dry_run=dry_run)
+
+
+@run.command("cluster", context_settings=CONTEXT)
+@click.argument("table")
+@click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
+@click.option("--dry-run", is_flag=True, help="Show which files would be replaced; commit nothing.")
+@server_options
+def cluster_command(client: IndexClient, table: str, full: bool, dry_run: bool) -> None:
+    """Sorts new rows of TABLE into files by its clustering columns.
+
+    The columns are those of the table property seamark.clustering.columns. Rows stay the same. Writers do not wait;
+    files that they change meanwhile are left to the next run.
+    """
+    with interruptible():
+        try:
+            report = cluster_incrementally(client, table, full=full, dry_run=dry_run)
+        except (OSError, SeamarkError) as error:
+            raise click.ClickException(f"{table} is not clustered: {error}") from None
+    _show(report, table, "cluster", dry_run=dry_run)
 
 
 @run.command("expire", context_settings=CONTEXT)
@@ -142,9 +161,15 @@ def _time_before(duration: str | None) -> int | None:
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
 
 
-def _text(report: CompactionReport, table: str, *, dry_run: bool) -> str:
+def _show(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> None:
+    click.echo(_text(report, table, verb, dry_run=dry_run))
+    if report.errors:
+        raise click.ClickException(f"{len(report.errors):,} parts of {table} are not rewritten: {report.errors[0]}")
+
+
+def _text(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str:
     if not report.files_before and not report.conflicts:
-        return f"{table} has nothing to compact."
+        return f"{table} has nothing to {verb}."
     verb, about = ("would become", "about ") if dry_run else ("became", "")
     text = (
         f"{report.files_before:,} files ({show_size(report.bytes_before)}) of {table} {verb} "

@@ -24,7 +24,8 @@ from seamark.connector.write.clustering import (
     range_bounds,
     sortable_keys,
 )
-from seamark.connector.write.curves import CURVES, HILBERT, ZORDER, curve_keys
+from seamark.connector.write.curves import curve_keys
+from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
 

@@ -1,0 +1,332 @@
+"""Incremental clustering: lays out what is new along a curve through the table's clustering columns.
+
+The files of one rewrite form a layer, in which each file covers a small range of the columns. New files and files with
+many deletes are loose. A rewrite takes all loose files of a partition, and then layers, the smallest first, as long as
+a layer is at most as large as all files before it together. A row is therefore rewritten a logarithmic number of times,
+and a query opens files of a logarithmic number of layers. When the columns change, layers stay until they are merged.
+
+Rows are sorted within bounded memory: a sample of the rows divides the keys into ranges, the rows of each range are
+written to a temporary file, and the ranges are sorted one after the other.
+
+Invariant: as for compaction, no row is added, lost or changed (`write/replacements.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
+from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.values import At
+from seamark.connector.read.lineage import NAMES, has_lineage
+from seamark.connector.read.read_plan import ReadPlan, plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.write.clustering import Attributes, Clustering, new_layer, range_bounds, sortable_keys
+from seamark.connector.write.compaction import CompactionPolicy, count_deletes, has_many_deletes
+from seamark.connector.write.replacements import RewriteReport, RewrittenFiles, is_rewritable, replace_batches
+from seamark.connector.write.row_origins import OriginLog
+from seamark.connector.write.table_writer import TableWriter
+from seamark.connector.write.target import target_of, with_lineage
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS, ClusteringLayout, layer_of
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
+"""Limits of the files that become one layer: they bound the disk space and the time of a commit."""
+BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
+"""Layers of small partitions are committed together up to these limits."""
+RANGE_BYTES = 32 << 20
+"""Approximate size, in data files, of the rows that are sorted in memory together."""
+SAMPLE_ROWS = 200_000
+_FILE_BYTES_MAX = 2**31 - 1
+"""The number of rows ends a file, not its size."""
+_ROWS_AT_ONCE = 65_536
+_ORIGIN = "_seamark_origin"
+
+Keys = npt.NDArray[np.bytes_]
+Longs = npt.NDArray[np.int64]
+Layer = list[ScanTask]
+
+
+def cluster_incrementally(
+    client: SeamarkClient, table: Name, *, full: bool = False, dry_run: bool = False, branch: str = MAIN
+) -> RewriteReport:
+    """Clusters what is not clustered yet, by the policy of the table's properties.
+
+    `full`: also layers of another layout. `dry_run`: reports the files that would be replaced and commits nothing; the
+    size of the new files is then an estimate. BadRequest for a table without clustering columns, or of version 1;
+    Unreadable, Refused.
+    """
+    opened = open_table(client, table, At(ref=branch))
+    if opened.metadata.format_version == 1:
+        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    inherited = effective_properties(client, table)
+    layout = ClusteringLayout.of({**inherited, **opened.metadata.properties})
+    if layout is None:
+        raise BadRequest(f"The table has no clustering columns; set the property {COLUMNS}")
+    names = [field.name for field in opened.schema.fields]
+    attributes = Attributes(layout.columns, {}, plan_read(opened, names, TRUE).arrow)
+    policy = CompactionPolicy.of(opened.metadata, inherited)
+    tasks = list(plan(client, opened))
+    layers = _new_layers([task for task in tasks if is_rewritable(task)], layout, policy, full=full)
+    batches = (
+        ([task for layer in batch for task in layer], partial(_rewrite, opened, batch, layout, attributes, policy))
+        for batch in _batches(layers)
+    )
+    return replace_batches(
+        client,
+        opened,
+        tasks,
+        batches,
+        target_bytes=policy.target_bytes,
+        dry_run=dry_run,
+        branch=branch,
+        summary={"clustered-by": layout.text},
+    )
+
+
+# Which files
+
+
+def _new_layers(
+    tasks: Sequence[ScanTask], layout: ClusteringLayout, policy: CompactionPolicy, *, full: bool
+) -> Iterator[Layer]:
+    """The files of each new layer, partition by partition."""
+    shared = count_deletes(tasks)
+    partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
+    for task in tasks:
+        partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
+    for members in partitions.values():
+        loose: list[ScanTask] = []
+        layers: defaultdict[str, Layer] = defaultdict(list)
+        for task in members:
+            placed = layer_of(task.path)
+            if placed is None or (full and placed[0] != layout.digest) or has_many_deletes(task, shared):
+                loose.append(task)
+            else:
+                layers[placed[1]].append(task)
+        if full or len(loose) >= policy.min_files or _size_of(loose) >= policy.target_bytes:
+            yield from _merged(loose, sorted(layers.values(), key=_size_of))
+
+
+def _merged(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
+    """`layers`: ascending by size."""
+    for part in _parts(loose):
+        merged, size_bytes = list(part), _size_of(part)
+        while layers and (layer_bytes := _size_of(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):
+            if len(merged) + len(layers[0]) > LAYER_FILES:
+                break
+            merged += layers.pop(0)
+            size_bytes += layer_bytes
+        yield merged
+
+
+def _parts(loose: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
+    part: list[ScanTask] = []
+    size_bytes = 0
+    for task in loose:
+        if part and (size_bytes + task.size_bytes > LAYER_BYTES or len(part) == LAYER_FILES):
+            yield part
+            part, size_bytes = [], 0
+        part.append(task)
+        size_bytes += task.size_bytes
+    if part:
+        yield part
+
+
+def _batches(layers: Iterator[Layer]) -> Iterator[list[Layer]]:
+    """The layers of each commit; a layer above the limits has its own."""
+    batch: list[Layer] = []
+    size_bytes = files = 0
+    for layer in layers:
+        if batch and (size_bytes + _size_of(layer) > BATCH_BYTES or files + len(layer) > BATCH_FILES):
+            yield batch
+            batch, size_bytes, files = [], 0, 0
+        batch.append(layer)
+        size_bytes, files = size_bytes + _size_of(layer), files + len(layer)
+    if batch:
+        yield batch
+
+
+def _size_of(tasks: Sequence[ScanTask]) -> int:
+    return sum(task.size_bytes for task in tasks)
+
+
+# What a rewrite does
+
+
+def _rewrite(
+    opened: OpenTable,
+    layers: Sequence[Layer],
+    layout: ClusteringLayout,
+    attributes: Attributes,
+    policy: CompactionPolicy,
+) -> RewrittenFiles:
+    target, origins = target_of(opened.metadata, opened.storage), OriginLog()
+    names = [field.name for field in opened.schema.fields]
+    if has_lineage(opened.metadata):
+        names, target = [*names, *NAMES], with_lineage(target)
+    read_plan = plan_read(opened, names, TRUE, positions=True)
+    first = rows = 0
+    suffix = layout.suffix(new_layer())
+    large = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
+    with TableWriter(large, origins=origins, suffix=suffix) as writer:
+        for layer in layers:
+            work = _LayerWork(opened, read_plan, layer, layout, attributes, policy, writer, first)
+            rows += work.run()
+            first += sum(task.records for task in layer)
+        written = writer.close()
+    if written.rows != rows:
+        written.discard(target.storage)
+        raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
+    tasks = [task for layer in layers for task in layer]
+    return RewrittenFiles(opened, target, tasks, written.limit_indexes(target.storage), origins)
+
+
+@dataclass(frozen=True)
+class _LayerWork:
+    """Writes the rows of one layer. `first`: the origin of the first row of its first file."""
+
+    opened: OpenTable
+    read_plan: ReadPlan
+    tasks: Layer
+    layout: ClusteringLayout
+    attributes: Attributes
+    policy: CompactionPolicy
+    writer: TableWriter
+    first: int
+
+    def run(self) -> int:
+        """The number of rows."""
+        rows, sample = self._sample()
+        if not rows:
+            return 0
+        size_bytes = _size_of(self.tasks)
+        clustering = Clustering.of(self.attributes, sample, self.layout.curve)
+        ranges = max(1, -(-size_bytes // RANGE_BYTES))
+        bounds = range_bounds(sortable_keys(clustering.keys(sample)), ranges)
+        files = max(1, -(-size_bytes // self.policy.target_bytes))
+        # Rows of an older partition spec go to several partitions, each of which gets files of its own.
+        cut = _Cut(self.writer, -(-rows // files))
+        with TemporaryDirectory(prefix="seamark-clustering-") as folder:
+            with _Spill(Path(folder), ranges) as spill:
+                for batch, origins in self._read():
+                    keys = sortable_keys(clustering.keys(batch))
+                    spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
+            for batch, origins in spill.ranges():
+                order = np.argsort(sortable_keys(clustering.keys(batch)), kind="stable")
+                cut.write(batch.take(pa.array(order)), origins[order])
+        self.writer.cut()
+        return rows
+
+    def _sample(self) -> tuple[int, pa.Table]:
+        """The number of rows, and some of them, with the clustering columns."""
+        share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
+        narrow = plan_read(self.opened, self.attributes.columns, TRUE)
+        draw, rows, taken = np.random.default_rng(1), 0, []
+        for batch in TaskReader(narrow, self.opened.storage, threads=False).read_all(self.tasks):
+            rows += batch.num_rows
+            taken.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
+        return rows, pa.Table.from_batches(taken, narrow.arrow).combine_chunks()
+
+    def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
+        """The rows with their origins."""
+        reader = TaskReader(self.read_plan, self.opened.storage, threads=False)
+        columns = list(range(len(self.read_plan.names)))
+        first = self.first
+        for task in self.tasks:
+            for batch in reader.read(task):
+                yield batch.select(columns), batch.column(len(columns)).to_numpy() + first
+            first += task.records
+
+
+@dataclass
+class _Cut:
+    """Ends a file after `file_rows` rows."""
+
+    writer: TableWriter
+    file_rows: int
+    _rows: int = 0
+
+    def write(self, rows: pa.RecordBatch, origins: Longs) -> None:
+        start = 0
+        while start < rows.num_rows:
+            count = min(self.file_rows - self._rows, rows.num_rows - start, _ROWS_AT_ONCE)
+            self.writer.write(rows.slice(start, count), origins[start : start + count])
+            start, self._rows = start + count, self._rows + count
+            if self._rows == self.file_rows:
+                self.writer.cut()
+                self._rows = 0
+
+
+class _Spill:
+    """Temporary files of rows, one for each range of keys; a single range stays in memory."""
+
+    def __init__(self, folder: Path, ranges: int) -> None:
+        self._folder, self._is_single = folder, ranges == 1
+        self._kept: list[pa.RecordBatch] = []
+        self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
+        """Up to two keys of each range."""
+        self._opened = ExitStack()
+
+    def __enter__(self) -> _Spill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
+        """`numbers`: the range of each row."""
+        rows = batch.append_column(_ORIGIN, pa.array(origins))
+        if self._is_single:
+            self._kept.append(rows)
+            return
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            if len(self._distinct[number]) < 2:
+                self._distinct[number].update(np.unique(keys[chosen])[:2].tolist())
+            self._stream(number, rows.schema).write_batch(rows.filter(pa.array(chosen)))
+
+    def _stream(self, number: int, schema: pa.Schema) -> pa.ipc.RecordBatchStreamWriter:
+        if number not in self._streams:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            stream = pa.ipc.new_stream(str(self._folder / str(number)), schema, options=options)
+            self._streams[number] = self._opened.enter_context(stream)
+        return self._streams[number]
+
+    def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
+        """The rows of each range, in ascending order. Rows with one key, of any number, come in several batches."""
+        if self._kept:
+            yield from _split(self._kept)
+        for number in sorted(self._streams):
+            path = self._folder / str(number)
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
+                if len(self._distinct[number]) == 1:
+                    for batch in batches:
+                        yield from _split([batch])
+                else:
+                    yield from _split(list(batches))
+            path.unlink()
+
+
+def _split(batches: Sequence[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Longs]]:
+    """The rows, as one batch, and their origins."""
+    joined = pa.concat_batches(batches)
+    columns = list(range(joined.num_columns - 1))
+    yield joined.select(columns), joined.column(len(columns)).to_numpy()

@@ -1,0 +1,78 @@
+"""The clustering policy of a table: by which columns, and along which curve, its rows are laid out in files.
+
+Files of one rewrite form a layer: together they cover the table once, each with a small range of the columns. The names
+of its files contain the layer, because manifests have no place for it and snapshots expire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from seamark.metaserver.errors import BadRequest
+
+COLUMNS = "seamark.clustering.columns"
+CURVE = "seamark.clustering.curve"
+ENABLED = "seamark.clustering.enabled"
+LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
+CURVES = (HILBERT, ZORDER, LINEAR)
+COLUMNS_MAX = 6
+"""With more columns a file covers most of the range of each."""
+_NAME = re.compile(r"-clustered-([0-9a-f]{8})-([0-9a-f]{12})\.parquet")
+
+
+@dataclass(frozen=True)
+class ClusteringLayout:
+    """`columns`: by name; for the curve `linear` in the order of their weight."""
+
+    columns: tuple[str, ...]
+    curve: str = HILBERT
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
+        """None for a table without the property `seamark.clustering.columns`. BadRequest for an invalid value."""
+        text = properties.get(COLUMNS, "").strip()
+        if not text:
+            return None
+        columns = _names(text)
+        if not 1 <= len(columns) <= COLUMNS_MAX or len(set(columns)) < len(columns) or not all(columns):
+            raise BadRequest(
+                f"{COLUMNS} is {text[:200]!r}; it must name 1 to {COLUMNS_MAX} different columns, separated by commas, "
+                "or be a JSON list of names"
+            )
+        curve = properties.get(CURVE, HILBERT)
+        if curve not in CURVES:
+            raise BadRequest(f"{CURVE} is {curve[:100]!r}; it must be {', '.join(CURVES)}")
+        return ClusteringLayout(columns, curve)
+
+    @property
+    def text(self) -> str:
+        return f"{self.curve}({', '.join(self.columns)})"
+
+    @property
+    def digest(self) -> str:
+        """8 hexadecimal digits."""
+        return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:8]
+
+    def suffix(self, layer: str) -> str:
+        """The end of the names of a layer's files. `layer`: 12 hexadecimal digits, different for each layer."""
+        return f"-clustered-{self.digest}-{layer}.parquet"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    if text.startswith("["):
+        try:
+            return msgspec.json.decode(text, type=tuple[str, ...])
+        except msgspec.MsgspecError:
+            return ()
+    return tuple(name.strip() for name in text.split(","))
+
+
+def layer_of(location: str) -> tuple[str, str] | None:
+    """The digest of the layout, and the layer, of a file that a clustering wrote."""
+    match = _NAME.search(location[-64:])
+    return None if match is None or match.end() < len(location[-64:]) else (match[1], match[2])

@@ -1,0 +1,39 @@
+"""The service that lays out new rows by the clustering columns of tables that have some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS, ENABLED
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.services.service import Job, count_of
+from seamark.metaserver.store.model import Entry
+
+_PRIORITY = 8
+"""After indexes, which queries miss more."""
+_PAUSE_S, _FILES_A_SECOND = 60.0, 1000
+"""Least time between two clusterings of a table, longer for many files, because each plans the whole table."""
+
+
+def clusters(properties: Mapping[str, str], default: bool) -> bool:
+    """Whether the service, and not that of compaction, rewrites the files of a table."""
+    return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, ENABLED, default)
+
+
+class TableClustering:
+    """`default`: whether tables with clustering columns are clustered without the property."""
+
+    name = "clustering"
+
+    def __init__(self, *, default: bool) -> None:
+        self._default = default
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """For each change of the files; the job plans the table and finds what is worth a rewrite."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or metadata.format_version == 1 or not clusters(metadata.properties, self._default):
+            return None
+        files = count_of(snapshot.summary_map(), "total-data-files", 0)
+        pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)

@@ -1,0 +1,247 @@
+"""Incremental clustering against a model, and what it saves queries."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs import clustering
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.jobs import run_clustering
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "part", LongType(), required=False),
+    NestedField(3, "name", StringType(), required=False),
+    NestedField(4, "price", DoubleType(), required=False),
+)
+ARROW = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
+BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+COLUMNS = {"seamark.clustering.columns": "name, price"}
+
+
+def rows(ids: range | list[int], seed: str = "") -> pa.Table:
+    draw = random.Random(f"{seed} {list(ids)[:3]}")
+    return pa.table(
+        {
+            "id": list(ids),
+            "part": [number % 3 for number in ids],
+            "name": [draw.choice([None, *(f"a long common prefix {n:03d}" for n in range(100))]) for _ in ids],
+            "price": [draw.choice([None, float("nan"), -0.0, 0.0, draw.random() * 1000]) for _ in ids],
+        },
+        schema=ARROW,
+    )
+
+
+def spread_rows(count: int, seed: int) -> pa.Table:
+    draw = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "id": np.arange(count),
+            "part": np.zeros(count, dtype=np.int64),
+            "name": [f"n{number:05d}" for number in draw.integers(0, 10_000, count)],
+            "price": draw.random(count),
+        },
+        schema=ARROW,
+    )
+
+
+def comparable(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(repr(value) for value in row.values())
+
+
+def read(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple[Any, ...]]:
+    return Counter(map(comparable, scan(client, "db.t", columns).to_arrow().to_pylist()))
+
+
+def create(
+    catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
+) -> None:
+    catalog.create_namespace_if_not_exists("db")
+    catalog.create_table(
+        "db.t", SCHEMA, partition_spec=spec, properties={"format-version": str(version), **COLUMNS, **properties}
+    )
+
+
+def layers(client: IndexClient) -> Counter[str]:
+    """The number of files of each layer; of loose files by an empty name."""
+    return Counter((layer_of(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("seed", [first_seed() + number for number in range(3)])
+def test_random_histories_with_clusterings_between_and_within(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+) -> None:
+    """The oracle is a dictionary. Writers also commit between the plan of a clustering and its commit."""
+    rng = random.Random(f"{seed} {version}")
+    model: dict[int, dict[str, Any]] = {}
+    rewrite = clustering._rewrite
+
+    def change(number: int) -> None:
+        ids = rng.sample(range(300), rng.randint(1, 60))
+        if rng.random() < 0.7:
+            given = rows(ids, str(number))
+            upsert(client, "db.t", given, keys=["id"], mode=rng.choice([*MODES, None]))
+            model.update({row["id"]: row for row in given.to_pylist()})
+        else:
+            delete(client, "db.t", keys=pa.table({"id": ids[:9]}), mode=rng.choice([*MODES, None]))
+            for one in ids[:9]:
+                model.pop(one, None)
+
+    numbers = iter(range(10_000))
+
+    def meddled(*given: Any) -> Any:
+        new = rewrite(*given)
+        if rng.random() < 0.5:
+            change(next(numbers))
+        return new
+
+    monkeypatch.setattr(clustering, "_rewrite", meddled)
+    monkeypatch.setattr(clustering, "RANGE_BYTES", rng.choice([1000, 32 << 20]))
+    monkeypatch.setattr(clustering, "LAYER_FILES", rng.choice([4, 2000]))
+    monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
+    commits = 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"})
+        for step in range(20):
+            change(next(numbers))
+            if step == 9:
+                with catalog.load_table("db.t").update_spec() as spec:
+                    spec.add_identity("name")
+            if step == 13:
+                with catalog.load_table("db.t").transaction() as transaction:
+                    transaction.set_properties({"seamark.clustering.columns": "price", **CURVE_OF[seed % 3]})
+            if rng.random() < 0.5:
+                report = cluster_incrementally(client, "db.t", full=rng.random() < 0.2)
+                assert not report.errors
+                commits += report.commits
+                assert read(client) == Counter(map(comparable, model.values()))
+    assert commits > 1
+
+
+CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("ranges", [1, 7])
+def test_a_query_opens_few_files(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
+        table = catalog.load_table("db.t")
+        given = spread_rows(20_000, 1)
+        for number in range(8):
+            table.append(given.slice(2500 * number, 2500))
+        sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
+        monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
+        before = read(client)
+        report = cluster_incrementally(client, "db.t")
+        assert (report.commits, report.files_before, report.rows) == (1, len(sizes), 20_000)
+        assert read(client) == before
+        files = report.files_after
+        assert files >= 16
+        assert sum(layers(client).values()) == files
+        by_name = client.explain("db.t", "name = 'n05000'").files
+        by_price = client.explain("db.t", "price BETWEEN 0.5 AND 0.501").files
+    if curve == "linear":
+        assert by_name <= 2
+    else:
+        assert by_name <= 2.5 * files**0.5
+        assert by_price <= 2.5 * files**0.5
+
+
+def test_only_new_files_and_smaller_layers_are_rewritten(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
+        table = catalog.load_table("db.t")
+        written, most = 0, 0
+        for number in range(40):
+            for part in range(5):
+                table.append(rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
+            report = cluster_incrementally(client, "db.t")
+            assert cluster_incrementally(client, "db.t").commits == 0
+            assert report.commits == 1
+            assert "" not in layers(client)
+            written += report.bytes_after
+            most = max(most, len(layers(client)))
+        assert most <= 6
+        size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
+        assert written < 7 * size_bytes  # 20 times, if each run rewrote all
+
+
+def test_other_columns_leave_layers_until_a_full_run(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 3)
+        for number in range(5):
+            append(client, "db.t", rows(range(100 * number, 100 * number + 100)))
+        assert run_clustering(client, ("db", "t"))["files_after"] == 1
+        (first,) = layers(client)
+        with catalog.load_table("db.t").transaction() as transaction:
+            transaction.set_properties({"seamark.clustering.columns": '["id"]', "seamark.clustering.curve": "linear"})
+        assert run_clustering(client, ("db", "t")) == {}
+        assert list(layers(client)) == [first]
+        before = read(client, ["id", "_row_id"])
+        assert cluster_incrementally(client, "db.t", full=True).commits == 1
+        (path,) = client.files("db.t")["file_path"].to_pylist()
+        assert layer_of(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
+        assert read(client, ["id", "_row_id"]) == before
+        assert scan(client, "db.t", ["id"]).to_arrow()["id"].to_pylist() == list(range(500))
+        assert cluster_incrementally(client, "db.t", full=True).commits == 0
+
+
+def test_files_with_many_deletes_are_rewritten(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"seamark.compaction.min-files": "2"})
+        table = catalog.load_table("db.t")
+        for number in range(2):
+            table.append(rows(range(100 * number, 100 * number + 100)))
+        assert cluster_incrementally(client, "db.t").commits == 1
+        delete(client, "db.t", keys=pa.table({"id": list(range(50))}), mode=MERGE_ON_READ)
+        table.refresh().append(rows(range(500, 600)))
+        report = cluster_incrementally(client, "db.t", dry_run=True)
+        assert (report.files_before, report.deletes_applied, report.commits) == (2, 1, 0)
+        report = cluster_incrementally(client, "db.t")
+        assert (report.files_before, report.deletes_applied, report.rows) == (2, 1, 250)
+        assert client.files("db.t", content="deletes").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"seamark.clustering.columns": ""}, "no clustering columns"),
+        ({"seamark.clustering.columns": "a,b,c,d,e,f,g"}, "must name 1 to 6"),
+        ({"seamark.clustering.columns": "id,id"}, "must name 1 to 6"),
+        ({"seamark.clustering.columns": "[1]"}, "must name 1 to 6"),
+        ({"seamark.clustering.columns": "there"}, "no column 'there'"),
+        ({"seamark.clustering.curve": "peano"}, "must be hilbert, zorder, linear"),
+    ],
+)
+def test_an_invalid_policy_is_refused(
+    client: IndexClient, served: Served, properties: dict[str, str], message: str
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **properties)
+        with pytest.raises((BadRequest, SeamarkError), match=message):
+            cluster_incrementally(client, "db.t")
