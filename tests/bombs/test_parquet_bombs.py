@@ -98,7 +98,7 @@ def as_dimension(path: str, kind: str) -> str:
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
-            reader = DataRows(objects, asyncio.get_running_loop(), 128 * MIB, LIMIT)
+            reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
             return await asyncio.to_thread(keys, reader)
 
     def keys(reader: DataRows) -> str:
@@ -118,7 +118,7 @@ def as_rows(path: str) -> str:
     async def read() -> str:
         home = Path(path).parent
         async with open_objects(Settings(home=home, warehouse=home.as_uri()), SystemClock()) as objects:
-            reader = DataRows(objects, asyncio.get_running_loop(), 128 * MIB, LIMIT)
+            reader = DataRows(objects, asyncio.get_running_loop(), None, 128 * MIB, LIMIT)
             return await asyncio.to_thread(rows, reader)
 
     def rows(reader: DataRows) -> str:

@@ -99,7 +99,7 @@ def data(tmp_path: Path) -> Path:
 async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int], records: int = 10_000) -> list[int]:
     settings = Settings(home=data.parent, warehouse=data.parent.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
-        reader = DataRows(objects, asyncio.get_running_loop(), limit_bytes, 64 << 20)
+        reader = DataRows(objects, asyncio.get_running_loop(), None, limit_bytes, 64 << 20)
 
         def values() -> list[int]:
             spots = np.array(rows, dtype=np.int64)

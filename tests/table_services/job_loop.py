@@ -10,6 +10,7 @@ import time
 
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.orphan_files import remove_orphan_files
@@ -26,8 +27,10 @@ def run(kind: str, url: str, table: str, log: str, readable_ms: int) -> None:
         counts: dict[str, int] = {}
         # What a job loses to a writer, or to another job, is tried again, as the server does.
         with contextlib.suppress(ClientError, RuntimeError):
-            if kind == "compaction":
-                report = compact(client, table, policy=CompactionPolicy(TARGET_BYTES, 2))
+            if kind in ("compaction", "clustering"):
+                compacts = kind == "compaction"
+                policy = CompactionPolicy(TARGET_BYTES, 2)
+                report = compact(client, table, policy=policy) if compacts else cluster_incrementally(client, table)
                 counts = {"commits": report.commits, "conflicts": report.conflicts, "rows_deleted": report.rows_deleted}
                 counts |= {"bytes": report.bytes_before, "bytes_wasted": report.bytes_wasted}
             elif kind == "expiration":

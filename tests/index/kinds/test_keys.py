@@ -207,7 +207,11 @@ def test_timestamps_of_any_unit_are_counted_in_the_unit_of_the_column(unit: str,
     counts = [-1_000 * factor, None, 5_000 * factor]
     whole = [None if count is None else int(count) for count in counts]
     check(keys_of(array, "timestamptz"), "timestamptz", whole)
-    check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [None if one is None else one * 1000 for one in whole])
+    if unit == "ns":
+        check(keys_of(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
+        return
+    with pytest.raises(ValueError, match="does not hold values of type timestamptz_ns"):  # readers differ about them
+        keys_of(array, "timestamptz_ns")
 
 
 def test_uuids_of_the_extension_type_are_their_bytes() -> None:
