@@ -45,3 +45,8 @@ def split_name(text: str) -> tuple[str, ...]:
     raise ValueError(
         f"{text!r} is not a name: names are levels joined by dots, none empty; a dot inside a level is written \\."
     )
+
+
+def join_name(levels: Sequence[str]) -> str:
+    """The inverse of `split_name`."""
+    return ".".join(level.replace("\\", "\\\\").replace(".", "\\.") for level in levels)

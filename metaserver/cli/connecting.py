@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +17,12 @@ import msgspec
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.names import join_name, split_table
 from seamark.metaserver.cli.options import Misconfigured, load_settings
 from seamark.metaserver.cli.terminal import printable
+
+_NAMES_MAX = 10_000
+"""Names that are compared with one that does not exist."""
 
 Client = TypeVar("Client", bound=SeamarkClient)
 
@@ -47,3 +53,22 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
         raise click.ClickException(printable(error.message)) from None
     finally:
         client.close()
+
+
+def similar_name(client: SeamarkClient, table: Any) -> str | None:
+    """The name of an existing table that is spelled like one that does not exist. Never raises."""
+    if not isinstance(table, str):
+        return None
+    try:
+        namespace, name = split_table(table)[:-1], split_table(table)[-1]
+        namespaces = list(islice(client.namespaces(), _NAMES_MAX))
+        if namespace not in namespaces:
+            close = get_close_matches(join_name(namespace), map(join_name, namespaces), 1)
+            namespace = next((levels for levels in namespaces if [join_name(levels)] == close), ())
+        if not namespace:
+            return None
+        tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
+        close = get_close_matches(name, tables, 1)
+        return None if not close or tables[close[0]] == split_table(table) else join_name(tables[close[0]])
+    except (ClientError, ValueError):
+        return None

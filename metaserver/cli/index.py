@@ -16,9 +16,10 @@ from typing import Any
 import click
 from rich.table import Table
 
+from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.metaserver import errors
-from seamark.metaserver.cli.connecting import connected, served_at
+from seamark.metaserver.cli.connecting import connected, served_at, similar_name
 from seamark.metaserver.cli.explain import show_size
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.options import CONTEXT, settings_flags
@@ -63,7 +64,13 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
         with connected(lambda: IndexClient(url or served_at(config, {"home": home}), token=token)) as client:
-            command(client=client, **given)
+            try:
+                command(client=client, **given)
+            except NotFound as error:
+                similar = similar_name(client, given.get("table"))
+                if similar is None:
+                    raise
+                raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
 
     return run
 

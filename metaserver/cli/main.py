@@ -34,6 +34,24 @@ _COMMANDS = {
         "seamark.metaserver.cli.access:grant", "Gives and takes roles: reader, writer or admin.", "server"
     ),
     "keys": DeferredCommand("seamark.metaserver.cli.keys:keys", "Replaces the keys that sign tokens.", "server"),
+    "namespace": DeferredCommand(
+        "seamark.metaserver.cli.catalog.namespaces:namespace",
+        "Lists, shows, creates, changes and drops namespaces.",
+    ),
+    "table": DeferredCommand(
+        "seamark.metaserver.cli.catalog.tables:table", "Lists, shows, creates, changes, renames and drops tables."
+    ),
+    "undrop": DeferredCommand(
+        "seamark.metaserver.cli.catalog.tables:undrop",
+        "Restores the dropped table or view TABLE; without TABLE, lists what can be restored.",
+    ),
+    "snapshot": DeferredCommand(
+        "seamark.metaserver.cli.catalog.history:snapshot", "Lists and shows snapshots of a table."
+    ),
+    "timeline": DeferredCommand(
+        "seamark.metaserver.cli.catalog.history:timeline",
+        "Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
+    ),
     "explain": DeferredCommand("seamark.metaserver.cli.explain:explain", "Shows how a scan of a table is planned."),
     "buckets": DeferredCommand("seamark.metaserver.cli.buckets:buckets", "Shows how large a table's buckets are."),
     "index": DeferredCommand("seamark.metaserver.cli.index:index", "Creates, builds, verifies and lists indexes."),
@@ -42,7 +60,7 @@ _COMMANDS = {
     ),
     "run": DeferredCommand(
         "seamark.metaserver.cli.maintenance.run:run",
-        "Runs a maintenance job on a table: compact, expire, index, orphan-files.",
+        "Runs a maintenance job on a table: cluster, compact, expire, index, orphan-files.",
     ),
     "policy": DeferredCommand(
         "seamark.metaserver.cli.maintenance.policy:policy", "Shows and changes what table services do with a table."

@@ -18,6 +18,7 @@ from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.cli.index import server_options
 from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS
 from seamark.metaserver.services.policy import check_policy
 
 
@@ -85,5 +86,6 @@ def _listed(found: dict[str, Any]) -> Table:
         source = entry["source"]
         if source == "namespace":
             source = f"namespace {'.'.join(entry['namespace'])}"
-        shown.add_row(entry["name"], entry["value"] or "no limit", source)
+        empty = "none" if entry["name"] == COLUMNS else "no limit"
+        shown.add_row(entry["name"], entry["value"] or empty, source)
     return shown

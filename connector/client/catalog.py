@@ -1,0 +1,109 @@
+"""Creates, changes and drops what the catalog holds: namespaces and tables.
+
+The routes are those of Iceberg's REST specification, and our own for dropped entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.names import Name, namespace_path, split_name, split_table
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+
+_PAGE = 1000
+
+
+def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
+    """NotFound."""
+    found: dict[str, str] = client._json("GET", _namespace(client, namespace), {})["properties"]
+    return found
+
+
+def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping[str, str]) -> None:
+    """Conflict if it exists; NotFound if its parent does not."""
+    body = {"namespace": list(_levels(namespace)), "properties": dict(properties)}
+    _send(client, "POST", f"{client._catalog()}/namespaces", body)
+
+
+def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
+    """NotFound; Conflict if it is not empty."""
+    _send(client, "DELETE", _namespace(client, namespace))
+
+
+def create_table(
+    client: SeamarkClient,
+    table: Name,
+    schema: Mapping[str, Any],
+    *,
+    partition_spec: Mapping[str, Any] | None = None,
+    location: str | None = None,
+    properties: Mapping[str, str],
+) -> None:
+    """`schema`, `partition_spec`: in Iceberg's JSON form. BadRequest; NotFound for the namespace; Conflict if the table
+    exists."""
+    levels = split_table(table)
+    body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
+    body |= {} if partition_spec is None else {"partition-spec": dict(partition_spec)}
+    body |= {} if location is None else {"location": location}
+    _send(client, "POST", f"{_namespace(client, levels[:-1])}/tables", body)
+
+
+def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> None:
+    """`purge`: its files are deleted after the retention. NotFound."""
+    _send(client, "DELETE", client._standard_path(table), query={"purgeRequested": "true" if purge else "false"})
+
+
+def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
+    """NotFound; Conflict if the new name is taken."""
+    body = {"source": _identifier(table), "destination": _identifier(to)}
+    _send(client, "POST", f"{client._catalog()}/tables/rename", body)
+
+
+def dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
+    """Dropped tables and views that can be restored, as docs/reference/openapi.json has them (listDropped)."""
+    query: dict[str, Any] = {"pageSize": _PAGE}
+    query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
+    while True:
+        page = client._json("GET", "/api/v1/dropped", query)
+        yield from page["dropped"]
+        if page["next-page-token"] is None:
+            return
+        query["pageToken"] = page["next-page-token"]
+
+
+def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
+    """The restored entry. NotFound; Conflict if the name is taken."""
+    body = {} if to is None else _identifier(to)
+    answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def _send(
+    client: SeamarkClient,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    query: Mapping[str, str] | None = None,
+) -> bytes:
+    """Once: sent twice, the second request would be refused for what the first has done."""
+    sent = None if body is None else json.dumps(body).encode()
+    return client._request(method, path, query or {}, sent, repeatable=False)
+
+
+def _levels(namespace: Name) -> Sequence[str]:
+    return split_name(namespace) if isinstance(namespace, str) else tuple(namespace)
+
+
+def _namespace(client: SeamarkClient, namespace: Name) -> str:
+    return f"{client._catalog()}/namespaces/{namespace_path(_levels(namespace))}"
+
+
+def _identifier(table: Name) -> dict[str, Any]:
+    levels = split_table(table)
+    return {"namespace": list(levels[:-1]), "name": levels[-1]}

@@ -1,0 +1,89 @@
+"""`seamark namespace`: lists, shows, creates, changes and drops namespaces through the running server.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import click
+
+from seamark.connector.client.catalog import create_namespace, drop_namespace, namespace_properties
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.client.policies import change_namespace_properties
+from seamark.metaserver.cli.catalog.output import json_option, parse_properties, print_json, print_rows
+from seamark.metaserver.cli.index import server_options
+from seamark.metaserver.cli.options import CONTEXT
+from seamark.metaserver.cli.terminal import say
+
+
+@click.group(context_settings=CONTEXT)
+def namespace() -> None:
+    """Lists, shows, creates, changes and drops namespaces.
+
+    Levels of a nested namespace are joined by dots; a dot within a level is written \\. .
+    """
+
+
+@namespace.command("list", context_settings=CONTEXT)
+@json_option
+@server_options
+def list_namespaces(client: IndexClient, as_json: bool) -> None:
+    """Lists all namespaces that you may see."""
+    names = sorted(client.namespaces())
+    if as_json:
+        print_json([list(name) for name in names])
+    elif not names:
+        say("There are no namespaces; create one with: seamark namespace create NAME")
+    for name in () if as_json else names:
+        say(join_name(name))
+
+
+@namespace.command(context_settings=CONTEXT)
+@click.argument("name")
+@json_option
+@server_options
+def show(client: IndexClient, name: str, as_json: bool) -> None:
+    """Shows the properties and the tables of the namespace NAME."""
+    properties = namespace_properties(client, name)
+    tables = sorted(client.tables(split_name(name)))
+    if as_json:
+        print_json({"namespace": list(split_name(name)), "properties": properties, "tables": [t[-1] for t in tables]})
+        return
+    print_rows(("property", "value"), sorted(properties.items()))
+    say(f"{len(tables):,} tables")
+    for table in tables:
+        say(f"  {join_name(table)}")
+
+
+@namespace.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
+@server_options
+def create(client: IndexClient, name: str, properties: tuple[str, ...]) -> None:
+    """Creates the namespace NAME. The namespace above it must exist."""
+    create_namespace(client, name, parse_properties(properties, "--property"))
+    say(f"Namespace {name} is created")
+
+
+@namespace.command("set", context_settings=CONTEXT)
+@click.argument("name")
+@click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
+@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@server_options
+def set_properties(client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...]) -> None:
+    """Changes properties of the namespace NAME."""
+    changes = parse_properties(properties, "property")
+    if not changes and not removals:
+        raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
+    change_namespace_properties(client, name, changes, removals)
+    say(f"Namespace {name} is changed")
+
+
+@namespace.command(context_settings=CONTEXT)
+@click.argument("name")
+@server_options
+def drop(client: IndexClient, name: str) -> None:
+    """Drops the namespace NAME, which must be empty."""
+    drop_namespace(client, name)
+    say(f"Namespace {name} is dropped")

@@ -1,0 +1,143 @@
+"""`seamark namespace`, `table`, `snapshot`, `timeline` and `undrop` against a running server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.write.appends import append
+from seamark.metaserver.cli.main import cli
+
+
+def call(client: IndexClient, *arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--url", client.url], input=answer)
+
+
+def done(client: IndexClient, *arguments: str, answer: str | None = None) -> str:
+    result = call(client, *arguments, answer=answer)
+    assert result.exit_code == 0, result.output
+    # The server logs to the same output.
+    return "\n".join(line for line in result.stdout.splitlines() if "[info" not in line)
+
+
+def printed(client: IndexClient, *arguments: str) -> Any:
+    text = done(client, *arguments, "--json")
+    starts = [text.index(mark) for mark in ("[\n", "[]", "{\n") if mark in text]
+    return json.JSONDecoder().raw_decode(text[min(starts) :])[0]
+
+
+@pytest.fixture
+def shop(client: IndexClient) -> IndexClient:
+    """`shop.orders` of two snapshots."""
+    done(client, "namespace", "create", "shop", "--property", "owner=ann")
+    columns = ["id:long!", "price:decimal(9,2)", "at:timestamptz"]
+    options = [text for column in columns for text in ("--column", column)]
+    done(client, "table", "create", "shop.orders", *options, "--partition", "bucket[4](id)", "--property", "a=b=c")
+    for number in range(2):
+        append(client, "shop.orders", pa.table({"id": [number]}, schema=pa.schema([pa.field("id", pa.int64(), False)])))
+    return client
+
+
+def test_a_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> None:
+    assert "created" in done(client, "namespace", "create", "a")
+    done(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
+    assert ["a", "b.c"] in printed(client, "namespace", "list")
+    assert "a.b\\.c" in done(client, "namespace", "list")
+    shown = printed(client, "namespace", "show", "a.b\\.c")
+    assert (shown["properties"]["k"], shown["tables"]) == ("v", [])
+    done(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
+    done(client, "namespace", "set", "a.b\\.c", "--unset", "x")
+    assert printed(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"
+    assert call(client, "namespace", "drop", "a").exit_code == 1
+    done(client, "namespace", "drop", "a.b\\.c")
+    done(client, "namespace", "drop", "a")
+    assert ["a"] not in printed(client, "namespace", "list")
+
+
+def test_a_table_is_listed_and_shown(shop: IndexClient) -> None:
+    assert printed(shop, "table", "list") == printed(shop, "table", "list", "shop") == [["shop", "orders"]]
+    text = done(shop, "table", "show", "shop.orders")
+    assert "partitioned by bucket[4](id)" in text
+    assert "2 rows, 2 data files" in text
+    assert "decimal(9, 2)" in text
+    metadata = printed(shop, "table", "show", "shop.orders")
+    assert metadata["properties"]["a"] == "b=c"
+    assert [field["required"] for field in metadata["schemas"][0]["fields"]] == [True, False, False]
+    done(shop, "table", "set", "shop.orders", "a=d")
+    assert printed(shop, "table", "show", "shop.orders")["properties"]["a"] == "d"
+
+
+def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
+    done(shop, "table", "rename", "shop.orders", "shop.sales")
+    assert call(shop, "table", "drop", "shop.sales", answer="n\n").exit_code == 1
+    assert printed(shop, "table", "list") == [["shop", "sales"]]
+    text = done(shop, "table", "drop", "shop.sales", answer="y\n")
+    assert "seamark undrop shop.sales restores it until 20" in text
+    assert printed(shop, "table", "list") == []
+    (entry,) = printed(shop, "undrop")
+    assert (entry["namespace"], entry["name"], entry["purge"]) == (["shop"], "sales", False)
+    assert "shop.sales" in done(shop, "undrop")
+    assert "shop.orders is restored" in done(shop, "undrop", "shop.sales", "--to", "shop.orders")
+    assert done(shop, "undrop").strip() == "Nothing was dropped that can be restored."
+    assert "2 rows" in done(shop, "table", "show", "shop.orders")
+    assert "can be restored" in call(shop, "undrop", "shop.sales").output
+
+
+def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
+    listed = printed(shop, "snapshot", "list", "shop.orders")
+    assert [(one["summary"]["total-records"], one["refs"]) for one in listed] == [("2", ["main"]), ("1", [])]
+    assert "1 older snapshots are not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
+    assert "append" in done(shop, "snapshot", "list", "shop.orders")
+    by_name = printed(shop, "snapshot", "show", "shop.orders", "main")
+    assert by_name == printed(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
+    assert "no snapshot, branch or tag 5" in call(shop, "snapshot", "show", "shop.orders", "5").output
+    text = done(shop, "timeline", "shop.orders", "--json")
+    actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
+    assert actions == ["create", "commit", "commit"]
+    assert (
+        len([line for line in done(shop, "timeline", "--action", "commit").splitlines() if "shop.orders" in line]) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["table", "show", "shop.order"], 1, "Did you mean shop.orders?"),
+        (["snapshot", "list", "shpo.orders"], 1, "Did you mean shop.orders?"),
+        (["index", "list", "shop.odrers"], 1, "Did you mean shop.orders?"),
+        (["table", "show", "shop.something"], 1, "shop.something"),
+        (["table", "show", "orders"], 2, "add the namespace"),
+        (["table", "drop", "shop.order", "--yes"], 1, "Did you mean shop.orders?"),
+        (["table", "create", "shop.t", "--column", "id"], 2, "write NAME:TYPE"),
+        (["table", "create", "shop.t", "--column", "id:number"], 2, "number"),
+        (["table", "create", "shop.t", "--column", "id:long", "--partition", "day(at)"], 2, "there is no column at"),
+        (["table", "create", "shop.t", "--column", "id:long", "--property", "x"], 2, "write NAME=VALUE"),
+        (["table", "create", "shop.orders", "--column", "id:long"], 1, "already exists"),
+        (["table", "set", "shop.orders"], 2, "Give PROPERTY=VALUE"),
+        (["namespace", "show", "nowhere"], 1, "nowhere"),
+        (["namespace", "create", "x.y"], 1, "x"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(shop: IndexClient, arguments: list[str], code: int, message: str) -> None:
+    result = call(shop, *arguments)
+    assert result.exit_code == code, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_server_that_does_not_run_is_told_in_one_line() -> None:
+    result = CliRunner().invoke(cli, ["table", "list", "--url", "http://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "No answer from http://127.0.0.1:1" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("levels", [("a",), ("a.b", "c"), ("a\\", "b.", "\\.")])
+def test_joined_names_are_split_again(levels: tuple[str, ...]) -> None:
+    assert split_name(join_name(levels)) == levels
