@@ -121,7 +121,7 @@ def _count(snapshot: dict[str, Any], name: str) -> str:
 @click.argument("table", required=False)
 @click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of instants.")
 @click.option("--action", help="Only this action: commit, create, drop, index, maintenance, …")
-@click.option("--follow", is_flag=True, help="Then print new instants as they come, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Then print new instants until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, oldest first.")
 @server_options
 def timeline(

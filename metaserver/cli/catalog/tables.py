@@ -228,7 +228,7 @@ def drop(client: IndexClient, table: str, purge: bool, yes: bool) -> None:
 def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
     """Restores the dropped table or view TABLE; without TABLE, lists what can be restored.
 
-    Of several that had the name, the one that was dropped last is restored.
+    If several had the name, the latest is restored.
     """
     if table is None and entry_id is None:
         _show_dropped(list(dropped_entries(client)), as_json=as_json)
