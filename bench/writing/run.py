@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.writing import buckets, contention, reader, services, upserts
+from bench.writing import buckets, contention, layouts, reader, services, upserts
 
 BENCHES: dict[str, Bench] = {
     "upserts": upserts.run,
@@ -19,6 +19,7 @@ BENCHES: dict[str, Bench] = {
     "contention": contention.run,
     "buckets": buckets.run,
     "services": services.run,
+    "layouts": layouts.run,
 }
 
 

@@ -50,8 +50,10 @@ LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
 """Limits of the files that become one layer: they bound the disk space and the time of a commit."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Layers of small partitions are committed together up to these limits."""
-RANGE_BYTES = 32 << 20
-"""Approximate size, in data files, of the rows that are sorted in memory together."""
+RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000
+"""Approximate limits of the rows that are sorted in memory together, as bytes of data files and as a number."""
+SPILL_BYTES = 32 << 30
+"""Limit of the temporary files of one layer: data files of few bytes may have many rows."""
 SAMPLE_ROWS = 200_000
 _FILE_BYTES_MAX = 2**31 - 1
 """The number of rows ends a file, not its size."""
@@ -112,15 +114,17 @@ def _new_layers(
     for task in tasks:
         partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
     for members in partitions.values():
-        loose: list[ScanTask] = []
+        loose, due = list[ScanTask](), full
         layers: defaultdict[str, Layer] = defaultdict(list)
         for task in members:
             placed = layer_of(task.path)
-            if placed is None or (full and placed[0] != layout.digest) or has_many_deletes(task, shared):
+            is_dirty = has_many_deletes(task, shared)
+            due |= is_dirty
+            if placed is None or (full and placed[0] != layout.digest) or is_dirty:
                 loose.append(task)
             else:
                 layers[placed[1]].append(task)
-        if full or len(loose) >= policy.min_files or _size_of(loose) >= policy.target_bytes:
+        if due or len(loose) >= policy.min_files or _size_of(loose) >= policy.target_bytes:
             yield from _merged(loose, sorted(layers.values(), key=_size_of))
 
 
@@ -218,7 +222,7 @@ class _LayerWork:
             return 0
         size_bytes = _size_of(self.tasks)
         clustering = Clustering.of(self.attributes, sample, self.layout.curve)
-        ranges = max(1, -(-size_bytes // RANGE_BYTES))
+        ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
         bounds = range_bounds(sortable_keys(clustering.keys(sample)), ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
         # Rows of an older partition spec go to several partitions, each of which gets files of its own.
@@ -283,6 +287,7 @@ class _Spill:
         self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
         """Up to two keys of each range."""
+        self._sinks: list[pa.NativeFile] = []
         self._opened = ExitStack()
 
     def __enter__(self) -> _Spill:
@@ -292,7 +297,7 @@ class _Spill:
         self._opened.close()
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
-        """`numbers`: the range of each row."""
+        """`numbers`: the range of each row. BadRequest if the files become too large."""
         rows = batch.append_column(_ORIGIN, pa.array(origins))
         if self._is_single:
             self._kept.append(rows)
@@ -302,12 +307,17 @@ class _Spill:
             if len(self._distinct[number]) < 2:
                 self._distinct[number].update(np.unique(keys[chosen])[:2].tolist())
             self._stream(number, rows.schema).write_batch(rows.filter(pa.array(chosen)))
+        if sum(sink.tell() for sink in self._sinks) > SPILL_BYTES:
+            raise BadRequest(
+                f"sorting takes more than {SPILL_BYTES:,} bytes of temporary files; use the Spark job `cluster`"
+            )
 
     def _stream(self, number: int, schema: pa.Schema) -> pa.ipc.RecordBatchStreamWriter:
         if number not in self._streams:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
-            stream = pa.ipc.new_stream(str(self._folder / str(number)), schema, options=options)
-            self._streams[number] = self._opened.enter_context(stream)
+            sink = self._opened.enter_context(pa.OSFile(str(self._folder / str(number)), "wb"))
+            self._sinks.append(sink)
+            self._streams[number] = self._opened.enter_context(pa.ipc.new_stream(sink, schema, options=options))
         return self._streams[number]
 
     def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:

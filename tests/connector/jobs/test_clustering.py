@@ -227,6 +227,37 @@ def test_files_with_many_deletes_are_rewritten(client: IndexClient, served: Serv
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
+def test_deletes_alone_are_a_reason(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        catalog.load_table("db.t").append(rows(range(100)))
+    assert cluster_incrementally(client, "db.t").commits == 0
+    delete(client, "db.t", keys=pa.table({"id": list(range(40))}), mode=MERGE_ON_READ)
+    assert cluster_incrementally(client, "db.t").rows == 60
+    delete(client, "db.t", keys=pa.table({"id": list(range(99))}), mode=MERGE_ON_READ)
+    assert cluster_incrementally(client, "db.t").rows == 1
+    assert client.files("db.t", content="deletes").num_rows == 0
+    assert cluster_incrementally(client, "db.t").commits == 0
+
+
+def test_too_large_temporary_files_are_refused(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustering, "RANGE_ROWS", 100)
+    monkeypatch.setattr(clustering, "SPILL_BYTES", 1000)
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        for number in range(5):
+            catalog.load_table("db.t").append(rows(range(number * 100, number * 100 + 100)))
+    before = client.files("db.t")["file_path"].to_pylist()
+    report = cluster_incrementally(client, "db.t")
+    assert (report.commits, len(report.errors)) == (0, 1)
+    assert "use the Spark job" in report.errors[0]
+    assert client.files("db.t")["file_path"].to_pylist() == before
+    with pytest.raises(RuntimeError, match="not rewritten"):
+        run_clustering(client, ("db", "t"))
+
+
 @pytest.mark.parametrize(
     ("properties", "message"),
     [

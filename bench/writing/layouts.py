@@ -1,0 +1,184 @@
+"""How many bytes do queries open after a clustering: ours along a curve, beside Iceberg's `rewrite_data_files`?
+
+Four sets of rows, each in several tables with the same files. One is clustered by the job of our table service, in one
+process; the others by Iceberg's Spark procedure, by a sort and by its z-order. The server plans the same predicates on
+all, by column statistics alone: points, ranges of one column, and ranges of two. All tables must keep their rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from bench.report import OURS, Report, Row
+from bench.writing.session import CATALOG, lake
+from bench.writing.writers import AnswersDiffer
+from seamark.connector.client.catalog import create_namespace, create_table
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import change_table_properties
+from seamark.connector.client.values import CURRENT
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.read.scans import bound_filter, scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+
+ROWS, QUICK_ROWS = 2_000_000, 20_000
+FILES = 100
+PREDICATES = 90
+SORT, ZORDER, OUR_ZORDER = "Iceberg, sort", "Iceberg, z-order", "seamark, z-order"
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`columns`: those by which the rows are clustered, and that predicates are on."""
+
+    name: str
+    columns: tuple[str, ...]
+    make: Callable[[Rng, int], dict[str, Any]]
+
+
+def _skewed(rng: Rng, rows: int) -> dict[str, Any]:
+    return {
+        "a": rng.zipf(1.3, rows).clip(max=1_000_000).astype(np.int64),
+        "b": np.exp(rng.normal(0, 3, rows)),
+        "c": (rng.pareto(1.0, rows) * 10).clip(max=1e9).astype(np.int64),
+    }
+
+
+def _strings(rng: Rng, rows: int) -> dict[str, Any]:
+    def paths(folder: str, numbers: Any) -> list[str]:
+        return [f"https://shop.example.com/catalogue/{folder}/items/{number:07d}" for number in numbers.tolist()]
+
+    return {
+        "a": paths("garden", rng.integers(0, 100_000, rows)),
+        "b": paths("kitchen", (100_000 * rng.random(rows) ** 3).astype(np.int64)),
+    }
+
+
+def _correlated(rng: Rng, rows: int) -> dict[str, Any]:
+    ordered = rng.integers(0, 1000, rows)
+    return {
+        "a": ordered,
+        "b": ordered + rng.integers(1, 30, rows),
+        "c": rng.integers(0, 500, rows),
+        "d": rng.integers(0, 500, rows),
+    }
+
+
+SETS = (
+    Rows("uniform, 2 columns", ("a", "b"), lambda rng, n: {"a": rng.integers(0, 1 << 40, n), "b": rng.random(n)}),
+    Rows("skewed, 3 columns", ("a", "b", "c"), _skewed),
+    Rows("strings with a long common prefix, 2 columns", ("a", "b"), _strings),
+    Rows("correlated, 4 columns", ("a", "b", "c", "d"), _correlated),
+)
+_TYPES = {pa.int64(): "long", pa.float64(): "double", pa.string(): "string"}
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("writing_layouts", "How many bytes do queries open after a clustering?")
+    report.peer = "Iceberg's rewrite_data_files"
+    rows = QUICK_ROWS if quick else ROWS
+    with lake(folder) as made:
+        create_namespace(made.client, "bench", {})
+        for number, of in enumerate(SETS):
+            _measure(report, made.client, made.spark, of, f"bench.t{number}", rows)
+    report.notes += [
+        f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
+        "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",
+    ]
+    return report
+
+
+def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows, name: str, rows: int) -> None:
+    rng = np.random.default_rng(1)
+    given = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
+    predicates = [_predicate(rng, given, of.columns) for _ in range(PREDICATES)]
+    columns = ", ".join(of.columns)
+    layouts: dict[str, Callable[[str], None]] = {
+        OURS: lambda table: _cluster(client, table, columns, "hilbert"),
+        OUR_ZORDER: lambda table: _cluster(client, table, columns, "zorder"),
+        SORT: lambda table: _rewrite(spark, table, columns),
+        ZORDER: lambda table: _rewrite(spark, table, f"zorder({columns})"),
+    }
+    opened, seconds = {}, {}
+    for number, (layout, work) in enumerate(layouts.items()):
+        table = f"{name}_{number}"
+        _create(client, table, given)
+        began_s = time.perf_counter()
+        work(table)
+        seconds[layout] = time.perf_counter() - began_s
+        kept = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
+        if len(kept) != rows or not np.array_equal(np.sort(kept), np.sort(given["payload"].to_numpy())):
+            raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
+        opened[layout] = _opened(client, table, predicates)
+    for peer in (SORT, ZORDER):
+        report.rows.append(Row(of.name, f"bytes opened, beside {peer}", "%", opened, peer=peer, goal=opened[peer]))
+    report.rows.append(Row(of.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
+
+
+def _create(client: IndexClient, table: str, given: pa.Table) -> None:
+    fields = [
+        {"id": number, "name": field.name, "type": _TYPES[field.type], "required": False}
+        for number, field in enumerate(given.schema, 1)
+    ]
+    schema = {"type": "struct", "schema-id": 0, "fields": fields}
+    create_table(client, table, schema, properties={"format-version": "2"})
+    step = -(-given.num_rows // FILES)
+    for start in range(0, given.num_rows, step):
+        append(client, table, given.slice(start, step))
+    size_bytes = sum(client.files(table)["file_size_in_bytes"].to_pylist())
+    change_table_properties(client, table, {"write.target-file-size-bytes": str(size_bytes // FILES)}, ())
+
+
+def _cluster(client: IndexClient, table: str, columns: str, curve: str) -> None:
+    properties = {"seamark.clustering.columns": columns, "seamark.clustering.curve": curve}
+    # The service of the server must not do it before the clock runs.
+    change_table_properties(client, table, {**properties, "seamark.clustering.enabled": "false"}, ())
+    report = cluster_incrementally(client, table)
+    if report.errors or not report.commits:
+        raise AnswersDiffer(f"{table} is not clustered: {report}")
+
+
+def _rewrite(spark: SparkSession, table: str, order: str) -> None:
+    spark.sql(
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{table}', strategy => 'sort', sort_order => '{order}', "
+        "options => map('rewrite-all', 'true'))"
+    ).collect()
+
+
+def _predicate(rng: Rng, given: pa.Table, columns: Sequence[str]) -> str:
+    """A point, a range of a hundredth of the rows, or two ranges of a twentieth."""
+    kind = rng.integers(3)
+    chosen = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
+    share = (0.0, 0.01, 0.05)[kind]
+    return " AND ".join(_range(rng, given, str(column), share) for column in chosen)
+
+
+def _range(rng: Rng, given: pa.Table, column: str, share: float) -> str:
+    values = given[column].take(pa.array(rng.integers(0, given.num_rows, 10_000))).combine_chunks().sort()
+    first = int(rng.integers(0, len(values) - int(share * len(values))))
+    low, high = values[first].as_py(), values[first + int(share * (len(values) - 1))].as_py()
+    return f"{column} BETWEEN {_literal(low)} AND {_literal(high)}"
+
+
+def _literal(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else repr(value)
+
+
+def _opened(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
+    """The mean share, in percent, of the table's bytes in the planned files."""
+    opened = open_table(client, table, CURRENT)
+    total = sum(task.size_bytes for task in plan(client, opened))
+    shares = [
+        sum(task.size_bytes for task in plan(client, opened, bound_filter(where, opened))) / total
+        for where in predicates
+    ]
+    return 100 * float(np.mean(shares))
