@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,7 +35,14 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.connector.write.clustering import Attributes, Clustering, new_layer, range_bounds, sortable_keys
+from seamark.connector.write.clustering import (
+    Attributes,
+    Clustering,
+    long_bounds,
+    new_layer,
+    range_bounds,
+    sortable_keys,
+)
 from seamark.connector.write.compaction import CompactionPolicy, count_deletes, has_many_deletes
 from seamark.connector.write.replacements import RewriteReport, RewrittenFiles, is_rewritable, replace_batches
 from seamark.connector.write.row_origins import OriginLog
@@ -188,12 +195,17 @@ def _rewrite(
     read_plan = plan_read(opened, names, TRUE, positions=True)
     first = rows = 0
     suffix = layout.suffix(new_layer())
-    large = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
+    works = []
+    for layer in layers:
+        works.append(_LayerWork(opened, read_plan, layer, layout, attributes, policy, first))
+        first += sum(task.records for task in layer)
+    # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs them.
+    properties = long_bounds(target.properties, works[0].sample[1], attributes.columns)
+    large = replace(target, properties={**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
     with TableWriter(large, origins=origins, suffix=suffix) as writer:
-        for layer in layers:
-            work = _LayerWork(opened, read_plan, layer, layout, attributes, policy, writer, first)
-            rows += work.run()
-            first += sum(task.records for task in layer)
+        for work in works:
+            rows += work.run(writer)
+            del work.sample
         written = writer.close()
     if written.rows != rows:
         written.discard(target.storage)
@@ -202,7 +214,7 @@ def _rewrite(
     return RewrittenFiles(opened, target, tasks, written.limit_indexes(target.storage), origins)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LayerWork:
     """Writes the rows of one layer. `first`: the origin of the first row of its first file."""
 
@@ -212,12 +224,11 @@ class _LayerWork:
     layout: ClusteringLayout
     attributes: Attributes
     policy: CompactionPolicy
-    writer: TableWriter
     first: int
 
-    def run(self) -> int:
+    def run(self, writer: TableWriter) -> int:
         """The number of rows."""
-        rows, sample = self._sample()
+        rows, sample = self.sample
         if not rows:
             return 0
         size_bytes = _size_of(self.tasks)
@@ -226,7 +237,7 @@ class _LayerWork:
         bounds = range_bounds(sortable_keys(clustering.keys(sample)), ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
         # Rows of an older partition spec go to several partitions, each of which gets files of its own.
-        cut = _Cut(self.writer, -(-rows // files))
+        cut = _Cut(writer, -(-rows // files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges) as spill:
                 for batch, origins in self._read():
@@ -235,10 +246,11 @@ class _LayerWork:
             for batch, origins in spill.ranges():
                 order = np.argsort(sortable_keys(clustering.keys(batch)), kind="stable")
                 cut.write(batch.take(pa.array(order)), origins[order])
-        self.writer.cut()
+        writer.cut()
         return rows
 
-    def _sample(self) -> tuple[int, pa.Table]:
+    @cached_property
+    def sample(self) -> tuple[int, pa.Table]:
         """The number of rows, and some of them, with the clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)

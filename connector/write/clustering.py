@@ -18,6 +18,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.write.curves import Points, curve_keys
 
 BITS = 16
 """Bits of each rank: more ranges than a table has files."""
+
+_BOUND, _BOUND_MAX, _QUANTILES = 16, 256, 200
+"""Characters of the bounds of a string: by default, and at most."""
 
 Longs = npt.NDArray[np.int64]
 
@@ -264,6 +269,35 @@ def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
     """The keys as bytes[rows], which numpy can sort and search."""
     sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
     return sortable
+
+
+def long_bounds(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
+    """The properties of a writer, with bounds of these columns that are long enough to tell files apart. `sample`: some
+    rows.
+
+    By default the bounds of a string have its first 16 characters. If all values begin with these, as URLs do, the
+    bounds of all files are equal. Properties of a column, and a default without bounds, take precedence."""
+    found = dict(properties)
+    default = properties.get(DEFAULT_MODE, "truncate").strip().lower()
+    for name in columns if default.startswith("truncate") else ():
+        if pa.types.is_string(sample[name].type) and f"{COLUMN_MODE}{name}" not in properties:
+            length = _distinct_length(sample[name])
+            if length > _BOUND:
+                found[f"{COLUMN_MODE}{name}"] = f"truncate({length})"
+    return found
+
+
+def _distinct_length(column: pa.ChunkedArray) -> int:
+    """The characters that tell neighbours among some hundred quantiles apart, and a bound's usual length more."""
+    values = sorted(set(column.drop_null().to_pylist()))
+    quantiles = values[:: max(1, len(values) // _QUANTILES)]
+    shared = max((_shared_length(*pair) for pair in pairwise(quantiles)), default=0)
+    return min(_BOUND_MAX, shared + _BOUND) if shared >= _BOUND else _BOUND
+
+
+def _shared_length(one: str, other: str) -> int:
+    differing = (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    return next(differing, min(len(one), len(other)))
 
 
 def range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:

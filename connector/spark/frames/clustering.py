@@ -45,6 +45,7 @@ from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
     JoinedRows,
+    long_bounds,
     new_layer,
     range_bounds,
     sortable_keys,
@@ -128,7 +129,8 @@ def cluster(
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count(target, size_bytes, target_file_bytes)
     rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
-    target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
+    properties = {**long_bounds(target.properties, sample, attributes.columns), TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
+    target = replace(target, properties=properties)
     suffix = ClusteringLayout(tuple(by), curve).suffix(new_layer())
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix

@@ -227,6 +227,24 @@ def test_files_with_many_deletes_are_rewritten(client: IndexClient, served: Serv
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
+@pytest.mark.parametrize("given", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
+def test_bounds_of_strings_are_as_long_as_their_common_prefix(
+    client: IndexClient, served: Served, given: dict[str, str]
+) -> None:
+    prefix = "https://shop.example.com/catalogue/"
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **given})
+        table = catalog.load_table("db.t")
+        names = [f"{prefix}{number:06d}" for number in range(5000)]
+        for start in range(5):
+            part = names[start::5]
+            nothing = pa.nulls(len(part))
+            table.append(pa.table([nothing, nothing, part, nothing], ["id", "part", "name", "price"]).cast(ARROW))
+    assert cluster_incrementally(client, "db.t").files_after >= 3
+    files = client.explain("db.t", f"name = '{prefix}002345'").files
+    assert files == (client.files("db.t").num_rows if given else 1)
+
+
 def test_deletes_alone_are_a_reason(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
