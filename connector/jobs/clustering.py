@@ -65,7 +65,7 @@ SAMPLE_ROWS = 200_000
 _FILE_BYTES_MAX = 2**31 - 1
 """The number of rows ends a file, not its size."""
 _ROWS_AT_ONCE = 65_536
-_ORIGIN = "_seamark_origin"
+_ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
 Longs = npt.NDArray[np.int64]
@@ -243,8 +243,8 @@ class _LayerWork:
                 for batch, origins in self._read():
                     keys = sortable_keys(clustering.keys(batch))
                     spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
-            for batch, origins in spill.ranges():
-                order = np.argsort(sortable_keys(clustering.keys(batch)), kind="stable")
+            for batch, origins, keys in spill.ranges():
+                order = np.argsort(keys, kind="stable")
                 cut.write(batch.take(pa.array(order)), origins[order])
         writer.cut()
         return rows
@@ -310,7 +310,8 @@ class _Spill:
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
         """`numbers`: the range of each row. BadRequest if the files become too large."""
-        rows = batch.append_column(_ORIGIN, pa.array(origins))
+        binary = pa.Array.from_buffers(pa.binary(keys.itemsize), len(keys), [None, pa.py_buffer(keys)])
+        rows = batch.append_column(_ORIGIN, pa.array(origins)).append_column(_KEY, binary)
         if self._is_single:
             self._kept.append(rows)
             return
@@ -332,8 +333,9 @@ class _Spill:
             self._streams[number] = self._opened.enter_context(pa.ipc.new_stream(sink, schema, options=options))
         return self._streams[number]
 
-    def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-        """The rows of each range, in ascending order. Rows with one key, of any number, come in several batches."""
+    def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
+        """The rows of each range with their origins and keys, the ranges in ascending order. Rows with one key, of any
+        number, come in several batches."""
         if self._kept:
             yield from _split(self._kept)
         for number in sorted(self._streams):
@@ -347,8 +349,11 @@ class _Spill:
             path.unlink()
 
 
-def _split(batches: Sequence[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-    """The rows, as one batch, and their origins."""
+def _split(batches: Sequence[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
+    """The rows, as one batch, with their origins and keys."""
     joined = pa.concat_batches(batches)
-    columns = list(range(joined.num_columns - 1))
-    yield joined.select(columns), joined.column(len(columns)).to_numpy()
+    columns = list(range(joined.num_columns - 2))
+    origins, binary = joined.column(len(columns)).to_numpy(), joined.column(len(columns) + 1)
+    width = binary.type.byte_width
+    keys = np.frombuffer(binary.buffers()[1], f"S{width}", len(binary), binary.offset * width)
+    yield joined.select(columns), origins, keys
