@@ -235,8 +235,9 @@ def section(folder: Path = RESULTS) -> str:
     if written:
         lines += _table(written, WRITING_CLAIMS, servers=[OURS])
         lines += [
-            "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO and rewrite_data_files, Hudi's bucket index,"
-            f" Iceberg's own reader, PyIceberg; or than without buckets; each in one run ({_machine(written)}).",
+            "Ratio: how many times better Seamark is than the peer: Iceberg's MERGE INTO and rewrite_data_files,"
+            " Hudi's bucket index, Iceberg's own reader, PyIceberg; or than without buckets; each in one run"
+            f" ({_machine(written)}).",
             *_busy(written),
             "",
         ]
