@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from seamark.connector.spark.session import EXTENSIONS, catalog_conf
+from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 
 CATALOG = "sea"
 
@@ -53,6 +53,7 @@ def duckdb(uri: str, table: str) -> str:
     """SQL for DuckDB's shell; INSTALL downloads the extension once."""
     return (
         "INSTALL iceberg; LOAD iceberg;\n"
-        f"ATTACH '' AS {CATALOG} (TYPE iceberg, ENDPOINT '{uri}', AUTHORIZATION_TYPE 'none');\n"
+        f"ATTACH '' AS {CATALOG} (TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none', "
+        "AUTHORIZATION_TYPE 'none');\n"
         f"SELECT count(*) FROM {CATALOG}.{table};"
     )

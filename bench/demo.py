@@ -36,10 +36,11 @@ from bench import connect
 from bench.ssb.generate import TABLES, generate
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT, Answer, ask, files_in, write_table
+from seamark.connector.client.engines import catalog_conf
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Explanation
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.spark.session import catalog_conf, iceberg_jars, open_session, session_conf
+from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
 from tests.services.process import CACHE, REPO, ServiceFailed, free_port, http_ok, port_answers
 from tests.services.seamark import Seamark
 

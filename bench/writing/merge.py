@@ -24,7 +24,8 @@ from bench.writing.writers import (
     forget,
     versions_of,
 )
-from seamark.connector.spark.session import CATALOG_CLASS, SHUFFLE_FREE, add_catalog
+from seamark.connector.client.engines import CATALOG_CLASS
+from seamark.connector.spark.session import SHUFFLE_FREE, add_catalog
 
 HASH_JOIN = {"spark.sql.join.preferSortMergeJoin": "false"}
 NO_GROUP_FILTER = {"spark.sql.optimizer.runtime.rowLevelOperationGroupFilter.enabled": "false"}

@@ -75,6 +75,10 @@ class SeamarkClient:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
 
+    @property
+    def has_token(self) -> bool:
+        return self._token is not None
+
     def close(self) -> None:
         """Closes idle connections; the client may be used again."""
         pool, self._pool = self._pool, None

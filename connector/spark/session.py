@@ -14,6 +14,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import split_name
 from seamark.connector.client.values import CURRENT, At
@@ -25,8 +26,6 @@ from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
 from seamark.metaserver.iceberg.expressions.expression import predicates_of
 
-EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 SHUFFLE_FREE = {
     "spark.sql.sources.v2.bucketing.enabled": "true",
     "spark.sql.sources.v2.bucketing.pushPartValues.enabled": "true",
@@ -40,26 +39,6 @@ SHUFFLE_FREE = {
 has no such partitioning, only that table is exchanged."""
 DAEMON = "seamark.connector.spark.daemon"
 """The value of `spark.python.daemon.module`; a value of the caller takes precedence."""
-
-
-def catalog_conf(
-    name: str, uri: str, *, warehouse: str = "", token: str = "", extra: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Spark settings that make `name` a catalog served at `uri` (http://host:port).
-
-    `token` is a bearer token; `extra` are catalog properties without the prefix, such as `s3.endpoint`. Spark's table
-    cache is off, so that the next query sees every commit; Seamark answers for an unchanged table with 304. Residuals
-    may be short, because Spark filters rows again after Iceberg.
-    """
-    properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
-    properties["header.X-Seamark-Residuals"] = "short"
-    if warehouse:
-        properties["warehouse"] = warehouse
-    if token:
-        properties |= {"token": token, "rest.auth.type": "oauth2", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
-    properties |= extra or {}
-    prefix = f"spark.sql.catalog.{name}"
-    return {prefix: CATALOG_CLASS} | {f"{prefix}.{key}": value for key, value in properties.items()}
 
 
 def s3_properties(*, endpoint: str, access_key: str, secret_key: str, region: str) -> dict[str, str]:

@@ -52,6 +52,10 @@ _COMMANDS = {
         "seamark.metaserver.cli.catalog.history:timeline",
         "Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
     ),
+    "connect": DeferredCommand(
+        "seamark.metaserver.cli.catalog.connect:connect",
+        "Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.",
+    ),
     "explain": DeferredCommand("seamark.metaserver.cli.explain:explain", "Shows how a scan of a table is planned."),
     "buckets": DeferredCommand("seamark.metaserver.cli.buckets:buckets", "Shows how large a table's buckets are."),
     "index": DeferredCommand("seamark.metaserver.cli.index:index", "Creates, builds, verifies and lists indexes."),

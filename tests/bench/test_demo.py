@@ -17,7 +17,7 @@ import pytest
 from bench import connect
 from bench.demo import DemoFailed, Options, home
 from bench.ssb.queries import QUERIES
-from seamark.connector.spark.session import catalog_conf
+from seamark.connector.client.engines import catalog_conf
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, http_ok
 

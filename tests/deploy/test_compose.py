@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
-from seamark.connector.spark.session import catalog_conf
+from seamark.connector.client.engines import catalog_conf
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import Settings
 from tests.docs.commands import subcommands

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from bench.connect import trino as trino_snippet
-from seamark.connector.spark.session import EXTENSIONS, catalog_conf
+from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 from seamark.metaserver import errors
 from seamark.metaserver.api.http.metrics import ServerMetrics
 from seamark.metaserver.cli.main import cli

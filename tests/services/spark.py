@@ -11,7 +11,8 @@ from typing import Any
 import pyspark.util
 from pyspark.sql import SparkSession
 
-from seamark.connector.spark.session import add_catalog, catalog_conf, iceberg_jars, open_session, session_conf
+from seamark.connector.client.engines import catalog_conf
+from seamark.connector.spark.session import add_catalog, iceberg_jars, open_session, session_conf
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 

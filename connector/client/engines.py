@@ -1,0 +1,136 @@
+"""How engines reach a server: configurations as values, and as text that runs unedited.
+
+Tests, the demo and the docs use the same values, so users copy what was tested. With authentication, the texts take the
+bearer token from the environment variable `SEAMARK_TOKEN`, so that no file contains it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
+RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+"""Iceberg for Spark 4.1, from Maven Central."""
+TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
+ENGINES = ("spark", "pyspark", "pyiceberg", "trino", "duckdb")
+
+
+def catalog_conf(
+    name: str, uri: str, *, warehouse: str = "", token: str = "", extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Spark settings that make `name` a catalog served at `uri` (http://host:port).
+
+    `token` is a bearer token; `extra` are catalog properties without the prefix, such as `s3.endpoint`. Spark's table
+    cache is off, so that the next query sees every commit; Seamark answers for an unchanged table with 304. Residuals
+    may be short, because Spark filters rows again after Iceberg.
+    """
+    properties = {"type": "rest", "uri": uri, "cache-enabled": "false", "rest-catalog-purge": "true"}
+    properties["header.X-Seamark-Residuals"] = "short"
+    if warehouse:
+        properties["warehouse"] = warehouse
+    if token:
+        properties |= {"token": token, "rest.auth.type": "oauth2", "oauth2-server-uri": f"{uri}/v1/oauth/tokens"}
+    properties |= extra or {}
+    prefix = f"spark.sql.catalog.{name}"
+    return {prefix: CATALOG_CLASS} | {f"{prefix}.{key}": value for key, value in properties.items()}
+
+
+def connection_text(engine: str, name: str, uri: str, *, has_token: bool, on_s3: bool = False) -> str:
+    """The configuration of an engine of `ENGINES` for the catalog `name`. `on_s3`: tables are in S3."""
+    texts = {
+        "spark": _spark,
+        "pyspark": _pyspark,
+        "pyiceberg": _pyiceberg,
+        "trino": _trino_on_s3 if on_s3 else _trino,
+        "duckdb": _duckdb,
+    }
+    return texts[engine](name, uri, has_token)
+
+
+def _spark(name: str, uri: str, has_token: bool) -> str:
+    conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=f"${TOKEN}" if has_token else "")}
+    # Double quotes, so that the shell inserts the token.
+    flags = [
+        f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"
+        for key, value in conf.items()
+    ]
+    return " \\\n  ".join([f"spark-sql --packages {RUNTIME}", *flags])
+
+
+def _pyspark(name: str, uri: str, has_token: bool) -> str:
+    conf = {
+        "spark.jars.packages": RUNTIME,
+        "spark.sql.extensions": EXTENSIONS,
+        **catalog_conf(name, uri, token=TOKEN if has_token else ""),
+    }
+    lines = [
+        f"    .config({key!r}, os.environ[{TOKEN!r}])" if value == TOKEN else f"    .config({key!r}, {value!r})"
+        for key, value in conf.items()
+    ]
+    head = "import os\n\n" if has_token else ""
+    head += "from pyspark.sql import SparkSession\n\nspark = (\n    SparkSession.builder\n"
+    return head + "\n".join(lines) + f'\n    .getOrCreate()\n)\nspark.sql("SHOW NAMESPACES IN {name}").show()'
+
+
+def _pyiceberg(name: str, uri: str, has_token: bool) -> str:
+    head = "import os\n\n" if has_token else ""
+    token = f', token=os.environ["{TOKEN}"]' if has_token else ""
+    return (
+        f"{head}from pyiceberg.catalog import load_catalog\n\n"
+        f'catalog = load_catalog("{name}", type="rest", uri="{uri}"{token})\n'
+        "print(catalog.list_namespaces())"
+    )
+
+
+def _trino(name: str, uri: str, has_token: bool) -> str:
+    """For tables on local files, with Trino on the server's machine."""
+    return _properties(
+        name, trino_properties(uri, has_token) | {"fs.native-local.enabled": "true", "local.location": "/"}
+    )
+
+
+def _trino_on_s3(name: str, uri: str, has_token: bool) -> str:
+    """Trino reads and writes S3 with its own keys."""
+    return _properties(
+        name,
+        trino_properties(uri, has_token)
+        | {
+            "fs.native-s3.enabled": "true",
+            "s3.endpoint": "${ENV:S3_ENDPOINT}",
+            "s3.region": "${ENV:S3_REGION}",
+            "s3.path-style-access": "true",
+            "s3.aws-access-key": "${ENV:S3_ACCESS_KEY}",
+            "s3.aws-secret-key": "${ENV:S3_SECRET_KEY}",
+        },
+    )
+
+
+def trino_properties(uri: str, has_token: bool) -> dict[str, str]:
+    """Those of a Trino catalog, without its file system."""
+    properties = {
+        "connector.name": "iceberg",
+        "iceberg.catalog.type": "rest",
+        "iceberg.rest-catalog.uri": uri,
+    }
+    if has_token:
+        properties["iceberg.rest-catalog.security"] = "OAUTH2"
+        properties["iceberg.rest-catalog.oauth2.token"] = f"${{ENV:{TOKEN}}}"
+    return properties | {
+        "iceberg.rest-catalog.nested-namespace-enabled": "true",
+        "iceberg.rest-catalog.view-endpoints-enabled": "true",
+    }
+
+
+def _properties(name: str, properties: Mapping[str, str]) -> str:
+    lines = "\n".join(f"{key}={value}" for key, value in properties.items())
+    return f"# etc/catalog/{name}.properties\n{lines}"
+
+
+def _duckdb(name: str, uri: str, has_token: bool) -> str:
+    """INSTALL downloads the extension once."""
+    options = f"TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none'"
+    secret = "CREATE SECRET (TYPE iceberg, TOKEN 'the value of SEAMARK_TOKEN');\n" if has_token else ""
+    options += "" if has_token else ", AUTHORIZATION_TYPE 'none'"
+    return f"INSTALL iceberg; LOAD iceberg;\n{secret}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"

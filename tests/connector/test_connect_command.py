@@ -1,0 +1,107 @@
+"""`seamark connect`: what it prints is what tests and docs use, and runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from seamark.connector.client.engines import ENGINES, EXTENSIONS, RUNTIME, catalog_conf, connection_text
+from seamark.connector.client.indexes import IndexClient
+from seamark.metaserver.cli.main import cli
+from tests.docs.pages import REPO, Page
+from tests.docs.test_docs import spark_conf
+
+URI = "http://127.0.0.1:8181"
+
+
+def call(url: str, engine: str, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["connect", engine, "--url", url, *arguments])
+
+
+def test_the_text_for_pyiceberg_runs(client: IndexClient, tmp_path: Path) -> None:
+    done = call(client.url, "pyiceberg")
+    assert done.exit_code == 0, done.output
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(line for line in done.stdout.splitlines() if "[info" not in line))
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "db" in ran.stdout
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_scripts_are_python_and_take_the_token_from_the_environment(has_token: bool) -> None:
+    for engine in ("pyspark", "pyiceberg"):
+        text = connection_text(engine, "sea", URI, has_token=has_token)
+        compile(text, engine, "exec")
+        assert ("SEAMARK_TOKEN" in text) == has_token
+    conf = dict(
+        re.findall(r"\.config\('([^']+)', '([^']+)'\)", connection_text("pyspark", "sea", URI, has_token=False))
+    )
+    assert conf == {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
+
+
+def test_spark_is_configured_as_in_the_tests() -> None:
+    text = connection_text("spark", "sea", URI, has_token=False)
+    assert text.startswith(f"spark-sql --packages {RUNTIME} ")
+    assert spark_conf(text) == {"spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
+    with_token = connection_text("spark", "sea", URI, has_token=True)
+    assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
+    shown = subprocess.run(
+        ["sh", "-c", with_token.replace("spark-sql", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SEAMARK_TOKEN": "smk_x"},
+        timeout=10,
+    )
+    assert "spark.sql.catalog.sea.token=smk_x" in shown.stdout.splitlines()
+
+
+def test_trino_is_configured_as_in_the_how_to() -> None:
+    blocks = [
+        block.text for block in Page(REPO / "docs/how-to/connect-trino.md").blocks if block.language == "properties"
+    ]
+    assert connection_text("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
+    of_s3 = connection_text("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]
+    documented = {line.partition("=")[0] for line in blocks[1].strip().splitlines()}
+    assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
+
+
+def test_duckdb_is_configured_as_in_the_readme() -> None:
+    statement = next(
+        line for line in connection_text("duckdb", "sea", URI, has_token=False).splitlines() if "ATTACH" in line
+    )
+    assert statement in (REPO / "README.md").read_text()
+
+
+def test_the_runtime_is_that_of_the_tests() -> None:
+    pom = (REPO / "deploy" / "jars" / "pom.xml").read_text()
+    version = re.search(r"<iceberg.version>(.*)</", pom)
+    assert version is not None
+    assert RUNTIME.endswith(f":{version[1]}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["spark", "--catalog", "a b"], 2, "is not a name"),
+        (["presto"], 2, "presto"),
+        (["trino", "--url", "http://127.0.0.1:1"], 1, "No answer from http://127.0.0.1:1"),
+    ],
+)
+def test_mistakes_are_named(client: IndexClient, arguments: list[str], code: int, message: str) -> None:
+    done = call(client.url, *arguments)
+    assert done.exit_code == code
+    assert message in done.output
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_has_a_text(client: IndexClient, engine: str) -> None:
+    done = call(client.url, engine)
+    assert done.exit_code == 0, done.output
+    assert client.url in done.output
