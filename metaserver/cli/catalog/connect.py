@@ -19,7 +19,7 @@ from seamark.metaserver.cli.terminal import say
 @click.command(context_settings=CONTEXT)
 @click.argument("engine", type=click.Choice(ENGINES))
 @click.option("--catalog", default="sea", show_default=True, help="Name of the catalog in the engine.")
-@click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, for which Trino has keys of its own.")
+@click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, and Trino has its own keys for it.")
 @server_options
 def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None:
     """Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.
