@@ -55,9 +55,10 @@ def list_tables(client: IndexClient, namespace: str | None, as_json: bool) -> No
     tables = sorted(_tables(client, namespace))
     if as_json:
         print_json([list(name) for name in tables])
-    elif not tables:
+        return
+    if not tables:
         say("There are no tables." if namespace is None else f"{namespace} has no tables.")
-    for name in () if as_json else tables:
+    for name in tables:
         say(join_name(name))
 
 
@@ -214,7 +215,7 @@ def drop(client: IndexClient, table: str, purge: bool, yes: bool) -> None:
     if not yes:
         click.confirm(f"Drop {table}{' and delete its files after the retention' if purge else ''}?", abort=True)
     drop_table(client, table, purge=purge)
-    entry = next((one for one in _newest_first(client) if (*one["namespace"], one["name"]) == split_table(table)), None)
+    entry = _latest_dropped(client, table)
     until = "" if entry is None else f" until {time_text(entry['expires-ms'])}"
     say(f"Table {table} is dropped; seamark undrop {table} restores it{until}")
 
@@ -235,8 +236,7 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
         return
     if entry_id is None:
         assert table is not None
-        matches = (one for one in _newest_first(client) if (*one["namespace"], one["name"]) == split_table(table))
-        entry = next(matches, None)
+        entry = _latest_dropped(client, table)
         if entry is None:
             raise click.ClickException(f"No dropped table or view {table} can be restored; seamark undrop lists them")
         entry_id = str(entry["id"])
@@ -247,8 +247,11 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
     say(f"The {restored['kind']} {join_name((*restored['namespace'], restored['name']))} is restored")
 
 
-def _newest_first(client: IndexClient) -> list[dict[str, Any]]:
-    return sorted(dropped_entries(client), key=lambda entry: int(entry["dropped-ms"]), reverse=True)
+def _latest_dropped(client: IndexClient, table: str) -> dict[str, Any] | None:
+    """Of its namespace alone: a user may have no right in the others."""
+    levels = split_table(table)
+    matches = [entry for entry in dropped_entries(client, levels[:-1]) if entry["name"] == levels[-1]]
+    return max(matches, key=lambda entry: int(entry["dropped-ms"]), default=None)
 
 
 def _show_dropped(entries: list[dict[str, Any]], *, as_json: bool) -> None:
