@@ -19,7 +19,7 @@ _PAGE = 1000
 
 def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
     """NotFound."""
-    found: dict[str, str] = client._json("GET", _namespace(client, namespace), {})["properties"]
+    found: dict[str, str] = client._json("GET", namespace_route(client, namespace), {})["properties"]
     return found
 
 
@@ -31,7 +31,7 @@ def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping
 
 def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
     """NotFound; Conflict if it is not empty."""
-    _send(client, "DELETE", _namespace(client, namespace))
+    _send(client, "DELETE", namespace_route(client, namespace))
 
 
 def create_table(
@@ -49,7 +49,7 @@ def create_table(
     body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
     body |= {} if partition_spec is None else {"partition-spec": dict(partition_spec)}
     body |= {} if location is None else {"location": location}
-    _send(client, "POST", f"{_namespace(client, levels[:-1])}/tables", body)
+    _send(client, "POST", f"{namespace_route(client, levels[:-1])}/tables", body)
 
 
 def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> None:
@@ -96,12 +96,12 @@ def _send(
     return client._request(method, path, query or {}, sent, repeatable=False)
 
 
+def namespace_route(client: SeamarkClient, namespace: Name) -> str:
+    return f"{client._catalog()}/namespaces/{namespace_path(_levels(namespace))}"
+
+
 def _levels(namespace: Name) -> Sequence[str]:
     return split_name(namespace) if isinstance(namespace, str) else tuple(namespace)
-
-
-def _namespace(client: SeamarkClient, namespace: Name) -> str:
-    return f"{client._catalog()}/namespaces/{namespace_path(_levels(namespace))}"
 
 
 def _identifier(table: Name) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seamark.connector.client.catalog import namespace_route
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, namespace_path, split_name, table_path
+from seamark.connector.client.names import Name, table_path
 
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
@@ -38,6 +39,5 @@ def change_namespace_properties(
     client: SeamarkClient, namespace: Name, updates: Mapping[str, str], removals: Sequence[str]
 ) -> None:
     """By the standard's route. NotFound, BadRequest."""
-    levels = split_name(namespace) if isinstance(namespace, str) else tuple(namespace)
-    path = f"{client._catalog()}/namespaces/{namespace_path(levels)}/properties"
-    client._json("POST", path, {}, {"updates": dict(updates), "removals": list(removals)})
+    changes = {"updates": dict(updates), "removals": list(removals)}
+    client._json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)

@@ -21,7 +21,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -38,19 +37,18 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    long_bounds,
+    layer_properties,
     new_layer,
     range_bounds,
     sortable_keys,
 )
-from seamark.connector.write.compaction import CompactionPolicy, count_deletes, has_many_deletes
+from seamark.connector.write.compaction import CompactionPolicy, count_deletes, group_by_partition, has_many_deletes
 from seamark.connector.write.replacements import RewriteReport, RewrittenFiles, is_rewritable, replace_batches
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter
 from seamark.connector.write.target import target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS, ClusteringLayout, layer_of
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
@@ -62,8 +60,6 @@ RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000
 SPILL_BYTES = 32 << 30
 """Limit of the temporary files of one layer: data files of few bytes may have many rows."""
 SAMPLE_ROWS = 200_000
-_FILE_BYTES_MAX = 2**31 - 1
-"""The number of rows ends a file, not its size."""
 _ROWS_AT_ONCE = 65_536
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
@@ -117,10 +113,7 @@ def _new_layers(
 ) -> Iterator[Layer]:
     """The files of each new layer, partition by partition."""
     shared = count_deletes(tasks)
-    partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
-    for task in tasks:
-        partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
-    for members in partitions.values():
+    for members in group_by_partition(tasks):
         loose, due = list[ScanTask](), full
         layers: defaultdict[str, Layer] = defaultdict(list)
         for task in members:
@@ -200,9 +193,8 @@ def _rewrite(
         works.append(_LayerWork(opened, read_plan, layer, layout, attributes, policy, first))
         first += sum(task.records for task in layer)
     # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs them.
-    properties = long_bounds(target.properties, works[0].sample[1], attributes.columns)
-    large = replace(target, properties={**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)})
-    with TableWriter(large, origins=origins, suffix=suffix) as writer:
+    properties = layer_properties(target.properties, works[0].sample[1], attributes.columns)
+    with TableWriter(replace(target, properties=properties), origins=origins, suffix=suffix) as writer:
         for work in works:
             rows += work.run(writer)
             del work.sample
@@ -337,23 +329,23 @@ class _Spill:
         """The rows of each range with their origins and keys, the ranges in ascending order. Rows with one key, of any
         number, come in several batches."""
         if self._kept:
-            yield from _split(self._kept)
+            yield _joined(self._kept)
         for number in sorted(self._streams):
             path = self._folder / str(number)
             with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
                 if len(self._distinct[number]) == 1:
                     for batch in batches:
-                        yield from _split([batch])
+                        yield _joined([batch])
                 else:
-                    yield from _split(list(batches))
+                    yield _joined(list(batches))
             path.unlink()
 
 
-def _split(batches: Sequence[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
+def _joined(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
     """The rows, as one batch, with their origins and keys."""
     joined = pa.concat_batches(batches)
     columns = list(range(joined.num_columns - 2))
     origins, binary = joined.column(len(columns)).to_numpy(), joined.column(len(columns) + 1)
     width = binary.type.byte_width
     keys = np.frombuffer(binary.buffers()[1], f"S{width}", len(binary), binary.offset * width)
-    yield joined.select(columns), origins, keys
+    return joined.select(columns), origins, keys

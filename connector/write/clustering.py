@@ -28,10 +28,13 @@ import pyarrow.compute as pc
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.write.curves import Points, curve_keys
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
 
 BITS = 16
 """Bits of each rank: more ranges than a table has files."""
 
+_FILE_BYTES_MAX = 2**31 - 1
+"""The maximum of the property."""
 _BOUND, _BOUND_MAX, _QUANTILES = 16, 256, 200
 """Characters of the bounds of a string: by default, and at most."""
 
@@ -271,13 +274,13 @@ def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
     return sortable
 
 
-def long_bounds(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
-    """The properties of a writer, with bounds of these columns that are long enough to tell files apart. `sample`: some
-    rows.
+def layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
+    """The properties for the writer of a layer, whose files end after a number of rows and not at a size, with bounds
+    of these columns that are long enough to tell files apart. `sample`: some rows.
 
     By default the bounds of a string have its first 16 characters. If all values begin with these, as URLs do, the
     bounds of all files are equal. Properties of a column, and a default without bounds, take precedence."""
-    found = dict(properties)
+    found = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
     default = properties.get(DEFAULT_MODE, "truncate").strip().lower()
     for name in columns if default.startswith("truncate") else ():
         if pa.types.is_string(sample[name].type) and f"{COLUMN_MODE}{name}" not in properties:

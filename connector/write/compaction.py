@@ -111,12 +111,9 @@ def compact(
 def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[list[ScanTask]]:
     """The files to replace, in the order of the plan, a batch for each commit."""
     shared = count_deletes(tasks)
-    partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
-    for task in tasks:
-        partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
     batch: list[ScanTask] = []
     size_bytes = 0
-    for members in partitions.values():
+    for members in group_by_partition(tasks):
         for task in _chosen(members, shared, policy):
             if batch and (size_bytes + task.size_bytes > BATCH_BYTES or len(batch) == BATCH_FILES):
                 yield batch
@@ -125,6 +122,14 @@ def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[li
             size_bytes += task.size_bytes
     if batch:
         yield batch
+
+
+def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
+    """The files of each partition, in the order of the plan."""
+    partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
+    for task in tasks:
+        partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
+    return partitions.values()
 
 
 def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:

@@ -60,7 +60,8 @@ def similar_name(client: SeamarkClient, table: Any) -> str | None:
     if not isinstance(table, str):
         return None
     try:
-        namespace, name = split_table(table)[:-1], split_table(table)[-1]
+        missing = split_table(table)
+        namespace, name = missing[:-1], missing[-1]
         namespaces = list(islice(client.namespaces(), _NAMES_MAX))
         if namespace not in namespaces:
             close = get_close_matches(join_name(namespace), map(join_name, namespaces), 1)
@@ -69,6 +70,6 @@ def similar_name(client: SeamarkClient, table: Any) -> str | None:
             return None
         tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
         close = get_close_matches(name, tables, 1)
-        return None if not close or tables[close[0]] == split_table(table) else join_name(tables[close[0]])
+        return None if not close or tables[close[0]] == missing else join_name(tables[close[0]])
     except (ClientError, ValueError):
         return None

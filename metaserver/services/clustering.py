@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS, ENABLED
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import Job, count_of
+from seamark.metaserver.services.service import Job, count_of, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
 """After indexes, which queries miss more."""
-_PAUSE_S, _FILES_A_SECOND = 60.0, 1000
-"""Least time between two clusterings of a table, longer for many files, because each plans the whole table."""
 
 
 def clusters(properties: Mapping[str, str], default: bool) -> bool:
@@ -35,5 +33,4 @@ class TableClustering:
         if snapshot is None or metadata.format_version == 1 or not clusters(metadata.properties, self._default):
             return None
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
-        pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))

@@ -6,13 +6,11 @@ from seamark.metaserver.iceberg.metadata.compaction import ENABLED, MIN_FILES, M
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.services.clustering import clusters
-from seamark.metaserver.services.service import Job, count_of
+from seamark.metaserver.services.service import Job, count_of, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 7
 """After indexes, which queries miss more."""
-_PAUSE_S, _FILES_A_SECOND = 60.0, 1000
-"""Least time between two compactions of a table, longer for many files, because each plans the whole table."""
 
 
 class Compaction:
@@ -41,5 +39,4 @@ class Compaction:
             is_large = size_bytes >= small_below(metadata) * target_bytes * files  # on average
             if files < min_files or is_large:
                 return None
-        pause_s = max(_PAUSE_S, files / _FILES_A_SECOND)
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))

@@ -14,6 +14,8 @@ import msgspec
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
+_PAUSE_S, _FILES_A_SECOND = 60.0, 1000
+
 
 class Job(msgspec.Struct, frozen=True):
     """Work on one table. Jobs with a lower `priority` run first. `pause_s`: least time until the service's next job of
@@ -29,6 +31,11 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def key(self) -> tuple[str, str]:
         return self.service, self.uuid
+
+
+def rewrite_pause_s(files: int) -> float:
+    """Least time between two rewrites of a table by a service, because each plans the whole table."""
+    return max(_PAUSE_S, files / _FILES_A_SECOND)
 
 
 def count_of(values: Mapping[str, str], name: str, default: int) -> int:

@@ -45,7 +45,7 @@ from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
     JoinedRows,
-    long_bounds,
+    layer_properties,
     new_layer,
     range_bounds,
     sortable_keys,
@@ -65,8 +65,6 @@ TASK_ROWS = 1_000_000
 _READ_BYTES = 128 << 20
 """Approximate bytes of data files that a task reads."""
 _TASKS_A_CORE = 3
-_FILE_BYTES_MAX = 2**31 - 1
-"""The maximum of the property: the number of rows ends a file, not its size."""
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN = (_KEY, _TASK)
 _GIVEN = "tasks binary"
@@ -129,8 +127,7 @@ def cluster(
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count(target, size_bytes, target_file_bytes)
     rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
-    properties = {**long_bounds(target.properties, sample, attributes.columns), TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
-    target = replace(target, properties=properties)
+    target = replace(target, properties=layer_properties(target.properties, sample, attributes.columns))
     suffix = ClusteringLayout(tuple(by), curve).suffix(new_layer())
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix

@@ -28,7 +28,7 @@ def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None
     """
     if not catalog.isidentifier() or not catalog.isascii():
         raise click.BadParameter(f"{catalog!r} is not a name; write letters, digits and _", param_hint="--catalog")
-    next(client.namespaces(), None)  # an address that is wrong is told here, and not by the engine
+    next(client.namespaces(), None)  # a wrong address is an error here, and not in the engine
     say(connection_text(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3))
     if client.has_token and TOKEN not in os.environ:
         say(f"Set {TOKEN} before you run it.", err=True)

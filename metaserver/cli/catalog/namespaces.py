@@ -33,9 +33,10 @@ def list_namespaces(client: IndexClient, as_json: bool) -> None:
     names = sorted(client.namespaces())
     if as_json:
         print_json([list(name) for name in names])
-    elif not names:
+        return
+    if not names:
         say("There are no namespaces; create one with: seamark namespace create NAME")
-    for name in () if as_json else names:
+    for name in names:
         say(join_name(name))
 
 
